@@ -1,0 +1,60 @@
+// Worker threads, one group per NUMA node, pinned, that run one job at a time on all workers at once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kt {
+
+class Pool;
+
+// What a job sees: who it is, and barriers. Worker `index` of node `node`; `global` counts over all nodes.
+struct Worker {
+  Pool* pool;
+  int node;         // position in PoolConfig::nodes, not the operating system's node id
+  int index;        // within the node, 0 .. node_threads-1
+  int node_threads;
+  int global;       // 0 .. total_threads-1; worker 0 is the thread that called run()
+  int total_threads;
+
+  void barrier() const;       // every worker of the pool
+  void node_barrier() const;  // the workers of this node
+};
+
+struct PoolNode {
+  int numa_id = -1;       // where this node's memory goes; -1 = wherever
+  int threads = 1;
+  std::vector<int> cpus;  // logical CPU per thread; empty or shorter than threads = the rest float
+};
+
+struct PoolConfig {
+  std::vector<PoolNode> nodes;
+  int spin_us = 500;  // how long an idle worker spins before it parks on a futex; 0 = park at once
+};
+
+class Pool {
+ public:
+  using Job = void (*)(void* context, const Worker& worker);
+
+  static Status create(const PoolConfig& config, std::unique_ptr<Pool>* out);
+  ~Pool();
+
+  // Runs job on every worker, the caller being worker 0, and returns when all are done. Calls from several threads
+  // are serialised. Allocates nothing.
+  void run(Job job, void* context);
+
+  int total_threads() const;
+  int node_count() const;
+  const PoolNode& node(int i) const;
+
+ private:
+  friend struct Worker;
+  struct Impl;
+  explicit Pool(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kt
