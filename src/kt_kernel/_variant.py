@@ -1,0 +1,26 @@
+"""The choice of an instruction set at import."""
+
+import sys
+
+from kt_kernel import _core, env
+
+
+def select() -> str:
+    """Activate the best variant, or the one that KT_KERNEL_CPU_VARIANT names, and return its name.
+
+    Raises ImportError where none can run: callers that make kt_kernel optional guard exactly that.
+    """
+    forced = env.cpu_variant()
+    if env.debug():
+        _log(f"CPU features: {_core.cpu_features() or 'none above the x86-64 baseline'}")
+        for variant in _core.variants():
+            _log(f"variant {variant.name}: {'runs here' if variant.runnable else variant.reason}")
+        _log(f"KT_KERNEL_CPU_VARIANT={forced or '(not set: the best one)'}")
+    name = _core.select_variant(forced)
+    if env.debug():
+        _log(f"selected {name} from {_core.__file__}")
+    return name
+
+
+def _log(line: str) -> None:
+    print(f"[kt-kernel] {line}", file=sys.stderr)
