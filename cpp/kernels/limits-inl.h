@@ -1,5 +1,5 @@
-// The loops of limits.h for the instruction set this file is compiled for. Included once by every ISA object, so everything
-// lives in an unnamed namespace and nothing but intrinsics is used.
+// The loops of limits.h for the instruction set this file is compiled for. Included once by every ISA object, so
+// everything lives in an unnamed namespace and nothing but intrinsics is used.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@ namespace {
 #define KT_PEAK_REGISTER "x"  // ymm0..15
 #endif
 
-// Makes the compiler forget what it knows about every accumulator, at no cost: without it equal chains would be merged and
-// unused ones dropped.
+// Makes the compiler forget what it knows about every accumulator, at no cost: without it equal chains would be merged
+// and unused ones dropped.
 template <int N, typename Vector>
 [[gnu::always_inline]] inline void hide(Vector (&acc)[N]) {
 #pragma GCC unroll 32
@@ -32,8 +32,8 @@ template <int N, typename Vector>
 
 #undef KT_PEAK_REGISTER
 
-// N chains, one step each per round. Two pipes of latency 6 (vdpbf16ps, the slowest) need 12 chains; 12 and two operands also
-// fit the 16 registers of AVX2.
+// N chains, one step each per round. Two pipes of latency 6 (vdpbf16ps, the slowest) need 12 chains; 12 and two
+// operands also fit the 16 registers of AVX2.
 constexpr int kChains = 12;
 
 template <typename Vector, typename Step>
@@ -53,12 +53,13 @@ template <typename Vector, typename Step>
 
 uint64_t peak_fma_f32(uint64_t iterations) {
   const __m512 one = _mm512_set1_ps(1.0f);
-  run_chains(iterations, one, [&](__m512 acc) [[gnu::always_inline]] { return _mm512_fmadd_ps(one, one, acc); });
+  run_chains(iterations, one, [&](__m512 acc) { return _mm512_fmadd_ps(one, one, acc); });
   return iterations * kChains * 16 * 2;
 }
 
-// 4 lines of one stream per round. Zen 4, 2 cores, GB/s best of 13: 45 (AVX2), 38-40 (AVX-512); 8 lines 45/27, two streams
-// 26/26, with prefetch 512..4096 B ahead 37-39/35-44 and a lower median: the hardware prefetcher wants one plain stream.
+// 4 lines of one stream per round. Tried on 2 cores of a Zen 4, GB/s AVX2 / AVX-512: this 68 / 64; two streams 48 / 45;
+// with prefetch 512..4096 B ahead never better. 8 lines 68 / 45: gcc 12 reorders the loads, and the hardware prefetcher
+// wants them in order.
 uint64_t read_stream(const void* data, size_t bytes) {
   const auto* p = static_cast<const uint8_t*>(data);
   __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
@@ -81,7 +82,7 @@ uint64_t read_stream(const void* data, size_t bytes) {
 
 uint64_t peak_fma_f32(uint64_t iterations) {
   const __m256 one = _mm256_set1_ps(1.0f);
-  run_chains(iterations, one, [&](__m256 acc) [[gnu::always_inline]] { return _mm256_fmadd_ps(one, one, acc); });
+  run_chains(iterations, one, [&](__m256 acc) { return _mm256_fmadd_ps(one, one, acc); });
   return iterations * kChains * 8 * 2;
 }
 
@@ -111,7 +112,7 @@ uint64_t read_stream(const void* data, size_t bytes) {
 uint64_t peak_dot_bf16(uint64_t iterations) {
   const __m512bh one = (__m512bh)_mm512_set1_epi16(0x3f80);
   const __m512 zero = _mm512_setzero_ps();
-  run_chains(iterations, zero, [&](__m512 acc) [[gnu::always_inline]] { return _mm512_dpbf16_ps(acc, one, one); });
+  run_chains(iterations, zero, [&](__m512 acc) { return _mm512_dpbf16_ps(acc, one, one); });
   return iterations * kChains * 32 * 2;
 }
 #define KT_PEAK_DOT_BF16 peak_dot_bf16
@@ -123,7 +124,7 @@ uint64_t peak_dot_bf16(uint64_t iterations) {
 uint64_t peak_dot_u8s8(uint64_t iterations) {
   const __m512i one = _mm512_set1_epi8(1);
   const __m512i zero = _mm512_setzero_si512();
-  run_chains(iterations, zero, [&](__m512i acc) [[gnu::always_inline]] { return _mm512_dpbusd_epi32(acc, one, one); });
+  run_chains(iterations, zero, [&](__m512i acc) { return _mm512_dpbusd_epi32(acc, one, one); });
   return iterations * kChains * 64 * 2;
 }
 #define KT_PEAK_DOT_U8S8 peak_dot_u8s8
@@ -154,8 +155,8 @@ struct PeakTiles {
       config.row_bytes[i] = 64;
       config.rows[i] = 16;
     }
-    alignas(64) uint8_t ones[1024];
-    for (uint8_t& byte : ones) byte = 1;  // also a harmless bf16 (2.4e-38, normal)
+    alignas(64) uint16_t ones[512];
+    for (uint16_t& one : ones) one = 0x3f80;  // 1.0 as bf16; as bytes simply some nonzero pattern
     // gcc 12 does not tell the optimiser that tile instructions read memory.
     __asm__ volatile("" : : "r"(&config), "r"(ones) : "memory");
     _tile_loadconfig(&config);
