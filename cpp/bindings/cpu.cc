@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cpu/features.h"
+#include "cpu/topology.h"
 #include "kernels/dispatch.h"
 #include "kernels/kernel.h"
 
@@ -42,10 +43,12 @@ void bind_cpu(nb::module_& m) {
       .def_ro("runnable", &kt::VariantInfo::runnable)
       .def_ro("reason", &kt::VariantInfo::reason);
 
-  m.def("cpu_features", [] { return kt::feature_names(kt::cpu_features()); },
-        "Features of this CPU that the operating system supports, separated by spaces.");
-  m.def("variants", [](std::optional<std::string> features) { return kt::variants(parse_features(features)); },
-        "features"_a = nb::none(), "Every instruction set of this build, best first, and whether it runs here.");
+  m.def(
+      "cpu_features", [] { return kt::feature_names(kt::cpu_features()); },
+      "Features of this CPU that the operating system supports, separated by spaces.");
+  m.def(
+      "variants", [](std::optional<std::string> features) { return kt::variants(parse_features(features)); },
+      "features"_a = nb::none(), "Every instruction set of this build, best first, and whether it runs here.");
   m.def(
       "choose_variant",
       [](std::optional<std::string> forced, std::optional<std::string> features) {
@@ -64,4 +67,17 @@ void bind_cpu(nb::module_& m) {
         return table->name;
       },
       "forced"_a = nb::none(), "Makes a variant the one that computes, and returns its name.");
+
+  nb::class_<kt::TopologyNode>(m, "TopologyNode", "A NUMA node with CPUs that this process may use.")
+      .def_ro("id", &kt::TopologyNode::id)
+      .def_ro("memory_id", &kt::TopologyNode::memory_id)
+      .def_ro("cpus", &kt::TopologyNode::cpus)
+      .def_ro("physical_cores", &kt::TopologyNode::physical_cores);
+  nb::class_<kt::Topology>(m, "Topology", "The CPUs that this process may use.")
+      .def_ro("nodes", &kt::Topology::nodes)
+      .def_ro("packages", &kt::Topology::packages)
+      .def_ro("cpu_quota", &kt::Topology::cpu_quota)
+      .def_prop_ro("cpus", &kt::Topology::cpus)
+      .def_prop_ro("physical_cores", &kt::Topology::physical_cores);
+  m.def("topology", [] { return kt::read_topology(); }, "The topology as it is now: affinity and cgroup may change.");
 }

@@ -13,9 +13,9 @@ namespace kt {
 namespace {
 
 // XCR0 and arch_prctl(2) numbers; <asm/prctl.h> of older distributions lacks the latter.
-constexpr uint64_t kYmmState = 0x6;                 // SSE, AVX
-constexpr uint64_t kZmmState = kYmmState | 0xe0;    // opmask, upper halves, zmm16-31
-constexpr uint64_t kTileState = 0x60000;            // XTILECFG, XTILEDATA
+constexpr uint64_t kYmmState = 0x6;               // SSE, AVX
+constexpr uint64_t kZmmState = kYmmState | 0xe0;  // opmask, upper halves, zmm16-31
+constexpr uint64_t kTileState = 0x60000;          // XTILECFG, XTILEDATA
 constexpr int kArchGetXcompSupp = 0x1021;
 constexpr int kArchReqXcompPerm = 0x1023;
 constexpr int kXfeatureTileData = 18;
@@ -110,7 +110,8 @@ Status parse_features(const std::string& names, FeatureSet* out) {
       if (known.name == word) bit = known.bit;
     }
     if (!bit) {
-      return Status::invalid("unknown CPU feature '" + std::string(word) + "'; known: " + feature_names(~FeatureSet{0}));
+      return Status::invalid("unknown CPU feature '" + std::string(word) +
+                             "'; known: " + feature_names(~FeatureSet{0}));
     }
     set |= bit;
     begin = end;

@@ -85,7 +85,8 @@ TopologyNode make_node(const std::string& root, const std::set<int>& cpus) {
   return node;
 }
 
-int nearest_with_memory(const std::string& nodes_dir, int id, const std::set<int>& online, const std::set<int>& memory) {
+int nearest_with_memory(const std::string& nodes_dir, int id, const std::set<int>& online,
+                        const std::set<int>& memory) {
   if (memory.count(id)) return id;
   const auto text = read_file(nodes_dir + "node" + std::to_string(id) + "/distance");
   std::istringstream distances(text.value_or(""));
@@ -115,7 +116,8 @@ std::vector<TopologyNode> read_nodes(const std::string& root, const std::set<int
     const auto listed = read_list(dir + "node" + std::to_string(id) + "/cpulist");
     if (!listed) return {};
     std::set<int> cpus;
-    std::set_intersection(listed->begin(), listed->end(), usable.begin(), usable.end(), std::inserter(cpus, cpus.end()));
+    std::set_intersection(listed->begin(), listed->end(), usable.begin(), usable.end(),
+                          std::inserter(cpus, cpus.end()));
     if (cpus.empty()) continue;
     placed += cpus.size();
     nodes.push_back(make_node(root, cpus));

@@ -7,10 +7,10 @@
 namespace kt {
 
 struct TopologyNode {
-  int id = -1;              // the operating system's number; -1 when it does not tell
-  int memory_id = -1;       // the node to allocate on: `id`, or the nearest one with memory; -1 = wherever
-  std::vector<int> cpus;    // in the order to pin to: one CPU per physical core first, then the SMT siblings
-  int physical_cores = 0;   // how many of `cpus` come before the siblings
+  int id = -1;             // the operating system's number; -1 when it does not tell
+  int memory_id = -1;      // the node to allocate on: `id`, or the nearest one with memory; -1 = wherever
+  std::vector<int> cpus;   // in the order to pin to: one CPU per physical core first, then the SMT siblings
+  int physical_cores = 0;  // how many of `cpus` come before the siblings
 };
 
 struct Topology {

@@ -75,10 +75,9 @@ Status choose_row(const char* forced, FeatureSet cpu, const Row** out) {
     }
     const Row* last = nullptr;
     for (const Row& row : kRows) last = row.emulated ? last : &row;
-    return Status::unsupported(
-        "kt-kernel needs a CPU with AVX2" +
-        (last ? "; this one lacks: " + feature_names(last->needs & ~cpu) : std::string()) +
-        ". To run anyway, slowly, set KT_KERNEL_CPU_VARIANT=emu");
+    return Status::unsupported("kt-kernel needs a CPU with AVX2" +
+                               (last ? "; this one lacks: " + feature_names(last->needs & ~cpu) : std::string()) +
+                               ". To run anyway, slowly, set KT_KERNEL_CPU_VARIANT=emu");
   }
 
   const Row* row = find(name);

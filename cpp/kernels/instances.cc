@@ -2,7 +2,7 @@
 #include "kernels/kernel.h"
 
 #define KT_CONCAT_(a, b) a##b
-#define KT_CONCAT(a, b) KT_CONCAT_(a, b)
+#define KT_CONCAT(a, b)  KT_CONCAT_(a, b)
 
 namespace {
 constexpr kt::IsaTable kTable = {KT_ISA_NAME};

@@ -1,7 +1,7 @@
 """Mixture-of-Experts layers on the CPU.
 
-Importing chooses the instruction set (see ``__cpu_variant__``) and loads nothing but the native core; everything else is
-loaded on first use.
+Importing chooses the instruction set (see ``__cpu_variant__``) and loads nothing but the native core; everything
+else is loaded on first use.
 """
 
 from kt_kernel import _core, _variant

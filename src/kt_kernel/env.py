@@ -4,7 +4,7 @@ import os
 
 
 def cpu_variant() -> str | None:
-    """KT_KERNEL_CPU_VARIANT: the instruction set to use, or ``avx512`` for the best AVX-512 one; unset means the best."""
+    """KT_KERNEL_CPU_VARIANT: the instruction set to use, ``avx512`` for the best AVX-512 one; unset for the best."""
     return os.environ.get("KT_KERNEL_CPU_VARIANT", "").strip() or None
 
 

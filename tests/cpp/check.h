@@ -42,15 +42,15 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
 
 }  // namespace kt_test
 
-#define KT_TEST(name)                                                                   \
-  static void kt_test_##name();                                                         \
+#define KT_TEST(name)                                                                       \
+  static void kt_test_##name();                                                             \
   [[maybe_unused]] static const bool kt_added_##name = kt_test::add(#name, kt_test_##name); \
   static void kt_test_##name()
 
 // A failed check is counted and the test goes on.
-#define KT_CHECK(condition)                                               \
-  do {                                                                    \
-    if (!(condition)) kt_test::fail(__FILE__, __LINE__, #condition);      \
+#define KT_CHECK(condition)                                          \
+  do {                                                               \
+    if (!(condition)) kt_test::fail(__FILE__, __LINE__, #condition); \
   } while (0)
 #define KT_CHECK_EQ(a, b) kt_test::check_equal((a), (b), #a " == " #b, __FILE__, __LINE__)
 
