@@ -1,0 +1,235 @@
+// The loops of limits.h for the instruction set this file is compiled for. Included once by every ISA object, so
+// everything lives in an unnamed namespace and nothing but intrinsics is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/limits.h"
+
+#ifndef KT_EMULATED
+#include <immintrin.h>
+#endif
+
+namespace kt {
+namespace {
+
+#if !defined(KT_EMULATED) && defined(__AVX2__)
+
+#ifdef __AVX512F__
+#define KT_PEAK_REGISTER "v"  // zmm0..31
+#else
+#define KT_PEAK_REGISTER "x"  // ymm0..15
+#endif
+
+// Makes the compiler forget what it knows about every accumulator, at no cost: without it equal chains would be merged
+// and unused ones dropped.
+template <int N, typename Vector>
+[[gnu::always_inline]] inline void hide(Vector (&acc)[N]) {
+#pragma GCC unroll 32
+  for (int i = 0; i < N; ++i) __asm__ volatile("" : "+" KT_PEAK_REGISTER(acc[i]));
+}
+
+#undef KT_PEAK_REGISTER
+
+// N chains, one step each per round. Two pipes of latency 6 (vdpbf16ps, the slowest) need 12 chains; 12 and two
+// operands also fit the 16 registers of AVX2.
+constexpr int kChains = 12;
+
+template <typename Vector, typename Step>
+[[gnu::always_inline]] inline void run_chains(uint64_t iterations, Vector start, Step step) {
+  Vector acc[kChains];
+#pragma GCC unroll 32
+  for (int i = 0; i < kChains; ++i) acc[i] = start;
+  hide(acc);
+  for (uint64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 32
+    for (int i = 0; i < kChains; ++i) acc[i] = step(acc[i]);
+    hide(acc);
+  }
+}
+
+#ifdef __AVX512F__
+
+uint64_t peak_fma_f32(uint64_t iterations) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  run_chains(iterations, one, [&](__m512 acc) { return _mm512_fmadd_ps(one, one, acc); });
+  return iterations * kChains * 16 * 2;
+}
+
+// 4 lines of one stream per round. Tried on 2 cores of a Zen 4, GB/s AVX2 / AVX-512: this 68 / 64; two streams 48 / 45;
+// with prefetch 512..4096 B ahead never better. 8 lines 68 / 45: gcc 12 reorders the loads, and the hardware prefetcher
+// wants them in order.
+uint64_t read_stream(const void* data, size_t bytes) {
+  const auto* p = static_cast<const uint8_t*>(data);
+  __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+  size_t i = 0;
+  for (; i + 256 <= bytes; i += 256) {
+    a = _mm512_or_si512(a, _mm512_loadu_si512(p + i));
+    b = _mm512_or_si512(b, _mm512_loadu_si512(p + i + 64));
+    c = _mm512_or_si512(c, _mm512_loadu_si512(p + i + 128));
+    d = _mm512_or_si512(d, _mm512_loadu_si512(p + i + 192));
+  }
+  alignas(64) uint64_t lanes[8];
+  _mm512_store_si512(lanes, _mm512_or_si512(_mm512_or_si512(a, b), _mm512_or_si512(c, d)));
+  uint64_t sink = 0;
+  for (uint64_t lane : lanes) sink |= lane;
+  for (; i < bytes; ++i) sink |= p[i];
+  return sink;
+}
+
+#else
+
+uint64_t peak_fma_f32(uint64_t iterations) {
+  const __m256 one = _mm256_set1_ps(1.0f);
+  run_chains(iterations, one, [&](__m256 acc) { return _mm256_fmadd_ps(one, one, acc); });
+  return iterations * kChains * 8 * 2;
+}
+
+// See the AVX-512 twin for the patterns tried.
+uint64_t read_stream(const void* data, size_t bytes) {
+  const auto* p = static_cast<const uint8_t*>(data);
+  __m256i acc[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+  size_t i = 0;
+  for (; i + 256 <= bytes; i += 256) {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      const auto* v = reinterpret_cast<const __m256i*>(p + i + 32 * j);
+      acc[j % 4] = _mm256_or_si256(acc[j % 4], _mm256_loadu_si256(v));
+    }
+  }
+  alignas(32) uint64_t lanes[4];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes),
+                     _mm256_or_si256(_mm256_or_si256(acc[0], acc[1]), _mm256_or_si256(acc[2], acc[3])));
+  uint64_t sink = lanes[0] | lanes[1] | lanes[2] | lanes[3];
+  for (; i < bytes; ++i) sink |= p[i];
+  return sink;
+}
+
+#endif  // __AVX512F__
+
+#ifdef __AVX512BF16__
+uint64_t peak_dot_bf16(uint64_t iterations) {
+  const __m512bh one = (__m512bh)_mm512_set1_epi16(0x3f80);
+  const __m512 zero = _mm512_setzero_ps();
+  run_chains(iterations, zero, [&](__m512 acc) { return _mm512_dpbf16_ps(acc, one, one); });
+  return iterations * kChains * 32 * 2;
+}
+#define KT_PEAK_DOT_BF16 peak_dot_bf16
+#else
+#define KT_PEAK_DOT_BF16 nullptr
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+uint64_t peak_dot_u8s8(uint64_t iterations) {
+  const __m512i one = _mm512_set1_epi8(1);
+  const __m512i zero = _mm512_setzero_si512();
+  run_chains(iterations, zero, [&](__m512i acc) { return _mm512_dpbusd_epi32(acc, one, one); });
+  return iterations * kChains * 64 * 2;
+}
+#define KT_PEAK_DOT_U8S8 peak_dot_u8s8
+#else
+#define KT_PEAK_DOT_U8S8 nullptr
+#endif
+
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+
+// Palette 1, all eight tiles 16 rows of 64 bytes.
+struct alignas(64) TileConfig {
+  uint8_t palette;
+  uint8_t start_row;
+  uint8_t reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+static_assert(sizeof(TileConfig) == 64);
+
+// 2 x 2 accumulators as in a real kernel: 4 chains cover the latency (52 cycles against 16 of issue). The caller's tile
+// configuration comes back at the end, because kernels keep theirs for the life of a worker.
+struct PeakTiles {
+  PeakTiles() {
+    _tile_storeconfig(&before_);
+    TileConfig config = {};
+    config.palette = 1;
+    for (int i = 0; i < 8; ++i) {
+      config.row_bytes[i] = 64;
+      config.rows[i] = 16;
+    }
+    alignas(64) uint16_t ones[512];
+    for (uint16_t& one : ones) one = 0x3f80;  // 1.0 as bf16; as bytes simply some nonzero pattern
+    // gcc 12 does not tell the optimiser that tile instructions read memory.
+    __asm__ volatile("" : : "r"(&config), "r"(ones) : "memory");
+    _tile_loadconfig(&config);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, ones, 64);
+    _tile_loadd(5, ones, 64);
+    _tile_loadd(6, ones, 64);
+    _tile_loadd(7, ones, 64);
+  }
+  ~PeakTiles() { _tile_loadconfig(&before_); }
+
+ private:
+  TileConfig before_;
+};
+
+uint64_t peak_tile_bf16(uint64_t iterations) {
+  PeakTiles tiles;
+  for (uint64_t n = 0; n < iterations; ++n) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  return iterations * 4 * 16 * 16 * 32 * 2;
+}
+
+uint64_t peak_tile_u8s8(uint64_t iterations) {
+  PeakTiles tiles;
+  for (uint64_t n = 0; n < iterations; ++n) {
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+    _tile_dpbsud(2, 5, 6);
+    _tile_dpbsud(3, 5, 7);
+  }
+  return iterations * 4 * 16 * 16 * 64 * 2;
+}
+
+#define KT_PEAK_TILE_BF16 peak_tile_bf16
+#define KT_PEAK_TILE_U8S8 peak_tile_u8s8
+#else
+#define KT_PEAK_TILE_BF16 nullptr
+#define KT_PEAK_TILE_U8S8 nullptr
+#endif
+
+constexpr LimitLoops kLimitLoops = {peak_fma_f32,      KT_PEAK_DOT_BF16,  KT_PEAK_DOT_U8S8,
+                                    KT_PEAK_TILE_BF16, KT_PEAK_TILE_U8S8, read_stream};
+
+#undef KT_PEAK_DOT_BF16
+#undef KT_PEAK_DOT_U8S8
+#undef KT_PEAK_TILE_BF16
+#undef KT_PEAK_TILE_U8S8
+
+#else  // emulated: a machine without vectors has no peak worth a share, but memory is memory
+
+uint64_t read_stream(const void* data, size_t bytes) {
+  const auto* p = static_cast<const uint8_t*>(data);
+  uint64_t sink = 0;
+  size_t i = 0;
+  for (; i + 8 <= bytes; i += 8) {
+    uint64_t word;
+    __builtin_memcpy(&word, p + i, 8);
+    sink |= word;
+  }
+  for (; i < bytes; ++i) sink |= p[i];
+  return sink;
+}
+
+constexpr LimitLoops kLimitLoops = {nullptr, nullptr, nullptr, nullptr, nullptr, read_stream};
+
+#endif
+
+}  // namespace
+}  // namespace kt
