@@ -35,7 +35,6 @@ test-python: $(VENV)/.built  ## Python tests: make test-python ARGS="-k variant"
 	pytest $(ARGS)
 
 test-isolation: $(VENV)/.built  ## object code: nothing above the baseline outside the ISA objects
-	python tools/check_isolation.py --self-test
 	python tools/check_isolation.py $(BUILD)
 
 sanitize: asan tsan  ## C++ tests under ASan+UBSan (emulated and AVX2 kernels), and TSan (pool, queue)
@@ -43,13 +42,13 @@ sanitize: asan tsan  ## C++ tests under ASan+UBSan (emulated and AVX2 kernels), 
 SANITIZE = cmake -S . -G Ninja -Wno-dev -DCMAKE_BUILD_TYPE=Debug -DKT_PYTHON=OFF -DKT_DEV=ON
 
 asan: $(VENV)/.tools
-	$(SANITIZE) -B build/asan -DKT_SANITIZE=address,undefined "-DKT_ISAS=avx2;emu" > build/asan.log || { cat build/asan.log; exit 1; }
+	$(SANITIZE) -B build/asan -DKT_SANITIZE=address,undefined "-DKT_ISAS=avx2;emu"
 	cmake --build build/asan
 	ctest --test-dir build/asan --output-on-failure --parallel $(JOBS)
 
 tsan: $(VENV)/.tools
 ifneq ($(TSAN_TESTS),)
-	$(SANITIZE) -B build/tsan -DKT_SANITIZE=thread -DKT_ISAS=emu > build/tsan.log || { cat build/tsan.log; exit 1; }
+	$(SANITIZE) -B build/tsan -DKT_SANITIZE=thread -DKT_ISAS=emu
 	cmake --build build/tsan --target $(TSAN_TESTS)
 	ctest --test-dir build/tsan --output-on-failure --tests-regex '^($(subst $() ,|,$(TSAN_TESTS)))$$'
 endif
@@ -78,7 +77,6 @@ $(VENV)/.tools: constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kt-kernel needs Python 3.10 or newer: make PYTHON=...")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) scikit-build-core nanobind cmake ninja
-	mkdir -p build
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.tools
