@@ -61,12 +61,15 @@ function(kt_add_isa name)
     message(FATAL_ERROR "KT_ISAS names '${name}'; the rows are: ${KT_ISA_NATIVE} ${KT_ISA_EMULATED}")
   endif()
 
-  string(JOIN " " CMAKE_REQUIRED_FLAGS -Werror ${flags})
-  check_cxx_source_compiles("int main() { return 0; }" KT_COMPILES_${upper})
-  if(NOT KT_COMPILES_${upper})
-    message(FATAL_ERROR
-      "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} does not know the flags of '${name}': ${flags}. "
-      "Use gcc >= 12 or clang >= 14 (-DCMAKE_CXX_COMPILER=...), or leave the row out with -DKT_ISAS=...")
+  if(flags)
+    string(JOIN " " CMAKE_REQUIRED_FLAGS ${flags})
+    check_cxx_source_compiles("int main() { return 0; }" KT_COMPILES_${upper})
+    if(NOT KT_COMPILES_${upper})
+      string(JOIN " " flags ${flags})
+      message(FATAL_ERROR
+        "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} does not know the flags of '${name}': ${flags}\n"
+        "Use gcc >= 12 or clang >= 14 (-DCMAKE_CXX_COMPILER=...), or leave the row out with -DKT_ISAS=...")
+    endif()
   endif()
 
   add_library(kt_isa_${name} OBJECT cpp/kernels/instances.cc)
