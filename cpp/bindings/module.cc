@@ -1,0 +1,12 @@
+// The extension kt_kernel._core; one bind_* function per file of this folder.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_cpu(nb::module_& m);
+
+NB_MODULE(_core, m) {
+  m.doc() = "The native core of kt-kernel.";
+  m.attr("__version__") = KT_VERSION;
+  bind_cpu(m);
+}
