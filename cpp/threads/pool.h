@@ -14,10 +14,10 @@ class Pool;
 // What a job sees: who it is, and barriers. Worker `index` of node `node`; `global` counts over all nodes.
 struct Worker {
   Pool* pool;
-  int node;         // position in PoolConfig::nodes, not the operating system's node id
-  int index;        // within the node, 0 .. node_threads-1
+  int node;   // position in PoolConfig::nodes, not the operating system's node id
+  int index;  // within the node, 0 .. node_threads-1
   int node_threads;
-  int global;       // 0 .. total_threads-1; worker 0 is the thread that called run()
+  int global;  // 0 .. total_threads-1; worker 0 is the thread that called run()
   int total_threads;
 
   void barrier() const;       // every worker of the pool
@@ -25,14 +25,16 @@ struct Worker {
 };
 
 struct PoolNode {
-  int numa_id = -1;       // where this node's memory goes; -1 = wherever
+  int numa_id = -1;  // where this node's memory goes; -1 = wherever
   int threads = 1;
   std::vector<int> cpus;  // logical CPU per thread; empty or shorter than threads = the rest float
 };
 
 struct PoolConfig {
   std::vector<PoolNode> nodes;
-  int spin_us = 500;  // how long an idle worker spins before it parks on a futex; 0 = park at once
+  // How long an idle worker spins before it parks on a futex; 0 = park at once. The default covers the time a GPU
+  // spends between two MoE layers (200..500 us). Spinners yield every few microseconds, so other threads get the core.
+  int spin_us = 500;
 };
 
 class Pool {
@@ -43,12 +45,20 @@ class Pool {
   ~Pool();
 
   // Runs job on every worker, the caller being worker 0, and returns when all are done. Calls from several threads
-  // are serialised. Allocates nothing.
+  // are serialised. Allocates nothing. The job must not throw, and every worker of a barrier's scope must reach it.
+  // run() inside a job of the same pool is a programming error: an assertion in debug builds, else a deadlock.
+  //
+  // The caller's affinity stays as it is. When it happens to stand on the CPU of another worker it is moved once to the
+  // CPU named for worker 0, because two workers on one core would take turns at every barrier.
   void run(Job job, void* context);
 
   int total_threads() const;
   int node_count() const;
   const PoolNode& node(int i) const;
+  // Workers whose pinning the system accepted. Worker 0 is never counted: it is the caller's thread.
+  int pinned_threads() const;
+  // Workers asleep in the kernel right now, for tests and for `doctor`.
+  int parked_threads() const;
 
  private:
   friend struct Worker;

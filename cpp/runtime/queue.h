@@ -1,0 +1,88 @@
+// One thread that runs tasks in the order of submission. A task calls Pool::run and so is worker 0 of the pool: while
+// it computes, the threads that submit and sync need no core.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "base/status.h"
+#include "threads/gate.h"
+
+namespace kt {
+
+struct QueueConfig {
+  int cpu = -1;         // pins the queue's thread; give it the CPU of the pool's worker 0. -1 = float
+  int capacity = 1024;  // tasks that can be pending; rounded up to a power of two
+  int spin_us = 500;    // how long the idle thread waits for a task before it parks
+  // How long sync() spins before it sleeps. 0, because with as many workers as cores the spinner takes its core from
+  // one of them: a job of 67 us on 2 cores takes 71.5 us through the queue, and 102 us when sync() spins for 20 us or
+  // more.
+  int sync_spin_us = 0;
+};
+
+class Queue {
+ public:
+  // Must not throw. An error is kept for sync(); later tasks run all the same.
+  using Task = Status (*)(void* context);
+
+  static Status create(const QueueConfig& config, std::unique_ptr<Queue>* out);
+  // Finishes what was submitted. Nobody may be in submit() or sync() any more.
+  ~Queue();
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  // From any thread but the queue's own, also from a CUDA host callback: no allocation, one short lock among
+  // submitters, at most one system call (when the thread is parked). `context` must live until the task has run.
+  // When `capacity` tasks are pending it waits for one to finish.
+  void submit(Task task, void* context);
+  // False instead of waiting. This one a task may call too.
+  bool try_submit(Task task, void* context);
+
+  // Waits until at most `allow_n_pending` of the tasks submitted before this call are unfinished. Returns, once, the
+  // first error since the last sync. Not from a task: it would wait for itself.
+  Status sync(int allow_n_pending = 0);
+
+  int pending() const;
+  bool pinned() const { return pinned_; }
+  // Whether the thread sleeps in the kernel, for tests and for `doctor`.
+  bool parked() const { return work_.sleepers() != 0; }
+
+ private:
+  struct Slot {
+    Task task;
+    void* context;
+  };
+
+  explicit Queue(const QueueConfig& config);
+  static void* thread_main(void* argument);
+  void loop();
+  void finish(uint64_t finished, Status status);
+  void wait_finished(uint64_t target);
+
+  SpinPolicy idle_policy_;
+  SpinPolicy sync_policy_;
+  uint64_t mask_ = 0;
+  std::unique_ptr<Slot[]> slots_;  // task i lives in slot i & mask_
+  unsigned long thread_ = 0;       // pthread_t
+  bool started_ = false;
+  bool pinned_ = false;
+  int owner_ = 0;  // process that has the thread; a forked child has not
+
+  alignas(128) std::mutex submit_mutex_;
+  std::atomic<uint64_t> submitted_{0};
+  std::atomic<bool> stop_{false};
+  alignas(128) Gate work_;  // advanced by submitters, watched by the thread
+
+  alignas(128) std::atomic<uint64_t> finished_{0};
+  // The smallest count somebody sleeps for: the thread makes no system call before it is reached, so sync(0) after 60
+  // submits is woken once, not 60 times.
+  std::atomic<uint64_t> wake_at_;
+  Gate progress_;
+  std::atomic<bool> has_error_{false};
+  std::mutex error_mutex_;
+  Status error_;
+};
+
+}  // namespace kt

@@ -1,0 +1,36 @@
+#include "threads/gate.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+
+namespace kt {
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel reads the epoch as a plain 32-bit word");
+
+int64_t monotonic_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+void yield_core() { sched_yield(); }
+
+void Gate::sleep(uint32_t old) {
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  // Signals and wakes meant for an earlier epoch return early: hence the loop.
+  while (epoch_.load(std::memory_order_seq_cst) == old) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&epoch_), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+  }
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Gate::wake_sleepers() {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&epoch_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace kt
