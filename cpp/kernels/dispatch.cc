@@ -121,8 +121,12 @@ Status select(const char* forced, const IsaTable** out) {
   if (row->needs & kTileFeatures) {
     Status permission = request_tile_permission();
     if (!permission.is_ok()) {
-      if (forced && *forced) return permission;
-      KT_RETURN_IF_ERROR(choose_row(nullptr, cpu & ~kTileFeatures, &row));
+      cpu &= ~kTileFeatures;
+      if (forced && *forced) {
+        return Status::unsupported("KT_KERNEL_CPU_VARIANT=" + std::string(forced) + ": " + permission.message() +
+                                   "; this CPU can run: " + runnable_names(cpu));
+      }
+      KT_RETURN_IF_ERROR(choose_row(nullptr, cpu, &row));
     }
   }
   *out = row->table();

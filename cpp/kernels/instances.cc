@@ -1,12 +1,118 @@
-// Placeholder: compiled once per row of cmake/isa.cmake; exports one symbol.
+// Compiled once per row of cmake/isa.cmake with that row's flags; exports kt_isa_<row>() and nothing else. Everything it
+// includes lives in unnamed namespaces, so that no code built for one CPU can be linked into another's path.
 #include "kernels/kernel.h"
 
-#define KT_CONCAT_(a, b) a##b
-#define KT_CONCAT(a, b)  KT_CONCAT_(a, b)
+#if defined(KT_EMULATED)
+#include "kernels/isa/emu.h"
+#include "kernels/isa/emu_tiles.h"
+#elif defined(__AVX512F__)
+#include "kernels/isa/avx512.h"
+#else
+#include "kernels/isa/avx2.h"
+#endif
+#if defined(KT_ISA_AMX)
+#include "kernels/isa/amx.h"
+#endif
+#include "kernels/elementwise-inl.h"
+#include "kernels/gemm_tiles-inl.h"
+#include "kernels/limits-inl.h"
+#include "kernels/operand_float-inl.h"
+#include "kernels/operand_int-inl.h"
+#include "kernels/pack-inl.h"
 
+namespace kt {
 namespace {
-constexpr kt::IsaTable kTable = {KT_ISA_NAME};
-}  // namespace
 
-extern "C" __attribute__((visibility("hidden"))) const kt::IsaTable* KT_CONCAT(kt_isa_, KT_ISA)();
-extern "C" const kt::IsaTable* KT_CONCAT(kt_isa_, KT_ISA)() { return &kTable; }
+#if defined(KT_ISA_EMU)
+using V = EmuVec<8>;
+#elif defined(KT_EMULATED)
+using V = EmuVec<16>;
+#elif defined(__AVX512F__)
+using V = Avx512;
+#else
+using V = Avx2;
+#endif
+
+#if defined(KT_ISA_AMX)
+using Tiles = AmxTiles;
+#elif defined(KT_ISA_EMU_AMX)
+using Tiles = EmuTiles;
+#endif
+
+#if defined(KT_ISA_AMX) || defined(KT_ISA_EMU_AMX)
+#define KT_HAS_TILES 1
+#endif
+#if defined(KT_HAS_TILES) || defined(KT_ISA_AVX512_BF16) || defined(KT_ISA_EMU_AVX512_BF16)
+using FloatCore = Bf16Core<V>;
+#define KT_HAS_VNNI 1
+#else
+using FloatCore = F32Core<V>;
+#endif
+#if defined(KT_ISA_AVX512_VNNI) || defined(KT_ISA_AVX512_VBMI) || defined(KT_ISA_EMU_AVX512_VNNI)
+#define KT_HAS_VNNI 1
+#endif
+
+#if defined(KT_HAS_VNNI)
+using Int8Core = U8S8Core<V>;
+using Int4Core = U8S8Core<V>;
+constexpr ActKind kInt8Act = ActKind::s8;
+#else
+using Int8Core = U8S16Core<V>;
+using Int4Core = U4S8Core<V>;
+constexpr ActKind kInt8Act = ActKind::s16;
+#endif
+
+// Tiles pay off as soon as a vector tile of rows is exceeded.
+template <class Core, class TileCore, class Format>
+void gemm(const GemmArgs& g) {
+#if defined(KT_HAS_TILES)
+  if (g.m > Core::kRows) return gemm_tiles<V, Tiles, TileCore, Format>(g);
+#endif
+  gemm_vector<Core, Format>(g);
+}
+
+#if defined(KT_HAS_TILES)
+using FloatTiles = TileBf16<V, Tiles>;
+using IntTiles = TileU8S8<V, Tiles>;
+constexpr int kMaxPanels = 32;
+#else
+using FloatTiles = void;
+using IntTiles = void;
+constexpr int kMaxPanels = 16;
+#endif
+constexpr int kMaxRows = 256;
+
+size_t scratch_bytes(int k, int n_panels) {
+  size_t bytes = gemm_scratch<FloatCore>(k, n_panels);
+  const size_t others[] = {
+      gemm_scratch<Int8Core>(k, n_panels), gemm_scratch<Int4Core>(k, n_panels),
+#if defined(KT_HAS_TILES)
+      TileScratch<FloatTiles>::bytes(kMaxRows), TileScratch<IntTiles>::bytes(kMaxRows),
+#endif
+  };
+  for (size_t other : others) bytes = other > bytes ? other : bytes;
+  return bytes;
+}
+
+constexpr IsaTable kTable = {
+    KT_ISA_NAME,
+    {{ActKind::bf16, gemm<FloatCore, FloatTiles, Bf16>, pack_bf16},
+     {kInt8Act, gemm<Int8Core, IntTiles, Int8>, pack_int8},
+     {ActKind::s8, gemm<Int4Core, IntTiles, Int4>, pack_int4},
+     {ActKind::s8, gemm<Int4Core, IntTiles, Int4g>, pack_int4g}},
+    quantise<V>,
+    swiglu<V>,
+    accumulate<V>,
+    store<V>,
+    scratch_bytes,
+    kMaxPanels,
+    kMaxRows,
+    kLimitLoops,
+};
+
+}  // namespace
+}  // namespace kt
+
+#define KT_CONCAT(a, b) a##b
+#define KT_EXPORT(isa) KT_CONCAT(kt_isa_, isa)
+extern "C" const kt::IsaTable* KT_EXPORT(KT_ISA)() { return &kt::kTable; }

@@ -1,10 +1,78 @@
-// Placeholder: the contract between the ISA objects and the rest.
+// What one instruction set offers to the layers above: a table of functions, filled by instances.cc once per row of
+// cmake/isa.cmake.
+//
+// Words: m rows of activations (tokens), n output rows of a weight matrix, k depth. Weights are packed panels
+// (formats/panel.h). All functions are pure: no allocation, no errors; the callers check sizes.
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "formats/list.h"
+#include "formats/panel.h"
+#include "kernels/limits.h"
 
 namespace kt {
 
+// What the kernels of a format read as activations on an instruction set.
+enum class ActKind : int {
+  bf16,  // the bf16 rows themselves
+  s8,    // q in -127..127, one scale per kActGroup
+  s16,   // q in -32767..32767, one scale per kActGroup, quads stored as k0 k2 k1 k3
+};
+
+constexpr int act_bytes(ActKind kind) { return kind == ActKind::s8 ? 1 : 2; }
+
+// Rows of activations. For s8 and s16, value = scales[row][k / kActGroup] * q and sums[row][k / kSumGroup] is the sum of
+// q over that group; depth is padded to kDepthUnit with zeros.
+struct Acts {
+  const uint8_t* data;
+  size_t pitch;  // bytes from row to row
+  const float* scales;
+  const int32_t* sums;
+  int scale_pitch;  // entries from row to row
+  int sum_pitch;
+};
+
+// c[i][j] = sum_k a[row(i)][k] * w[j][k] for i < m, j < 16 * panels, with row(i) = rows ? rows[i] : first_row + i.
+struct GemmArgs {
+  const uint8_t* panels;  // n_panels packed panels of depth k, one behind the other
+  int n_panels;
+  int k;
+  Acts acts;
+  const int32_t* rows;
+  int first_row;
+  int m;
+  float* c;            // row pitch 16 * n_panels
+  uint8_t* scratch;    // IsaTable::gemm_scratch_bytes(k, n_panels)
+  const uint8_t* next;  // where the caller will read weights next, for prefetching; may be null
+};
+
+struct FormatKernels {
+  ActKind act;
+  void (*gemm)(const GemmArgs& args);
+  // Packs rows (<= 16) x k bf16 values, row r at source + r * row_pitch (in elements), into one panel.
+  void (*pack)(const uint16_t* source, size_t row_pitch, int rows, int k, uint8_t* panel);
+};
+
 struct IsaTable {
   const char* name;
+  FormatKernels formats[kFormatCount];
+
+  // Quantises one bf16 row of k values into data (padded depth), scales and sums. kind is s8 or s16.
+  void (*quantise)(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* sums);
+  // h[i][16 p + j] = silu(c[i][32 p + j]) * c[i][32 p + 16 + j] as bf16, for i < m, p < pairs; h_pitch in elements.
+  void (*swiglu)(const float* c, int m, int pairs, uint16_t* h, size_t h_pitch);
+  // acc[j] += weight * c[j], n a multiple of 16.
+  void (*accumulate)(float* acc, const float* c, float weight, int n);
+  // out[j] = bf16(sum of parts[p][j] + (add ? out[j] : 0)), any n.
+  void (*store)(const float* const* parts, int n_parts, int n, bool add, uint16_t* out);
+
+  size_t (*gemm_scratch_bytes)(int k, int n_panels);
+  // Largest n_panels and m a gemm call should be given, so that c and decoded weights stay in L2.
+  int max_panels;
+  int max_rows;
+  LimitLoops limits;
 };
 
 }  // namespace kt

@@ -140,6 +140,7 @@ void Queue::loop() {
 }
 
 void* Queue::thread_main(void* argument) {
+  ask_short_slices();
   static_cast<Queue*>(argument)->loop();
   return nullptr;
 }

@@ -16,7 +16,9 @@ struct QueueConfig {
   int cpu = -1;         // pins the queue's thread; give it the CPU of the pool's worker 0. -1 = float
   int capacity = 1024;  // tasks that can be pending; rounded up to a power of two
   int spin_us = 500;    // how long the idle thread waits for a task before it parks
-  // How long sync() spins before it sleeps. 0: with as many workers as cores the spinner takes its core from a worker.
+  // How long sync() spins before it sleeps. 0, because with as many workers as cores the spinner takes its core from
+  // one of them: a job of 67 us on 2 cores takes 71.5 us through the queue, and 102 us when sync() spins for 20 us or
+  // more.
   int sync_spin_us = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "threads/gate.h"
 #include "threads/thread.h"
@@ -128,6 +129,7 @@ void* Pool::Impl::thread_main(void* argument) {
   Impl& impl = *self->impl;
   const Worker& worker = self->worker;
   Group& group = impl.groups[worker.node];
+  ask_short_slices();
   prefer_memory_of(impl.nodes[worker.node].numa_id);  // refused in most containers, where first touch has to do
 #ifndef NDEBUG
   running_pool = worker.pool;

@@ -14,10 +14,10 @@ class Pool;
 // What a job sees: who it is, and barriers. Worker `index` of node `node`; `global` counts over all nodes.
 struct Worker {
   Pool* pool;
-  int node;         // position in PoolConfig::nodes, not the operating system's node id
-  int index;        // within the node, 0 .. node_threads-1
+  int node;   // position in PoolConfig::nodes, not the operating system's node id
+  int index;  // within the node, 0 .. node_threads-1
   int node_threads;
-  int global;       // 0 .. total_threads-1; worker 0 is the thread that called run()
+  int global;  // 0 .. total_threads-1; worker 0 is the thread that called run()
   int total_threads;
 
   void barrier() const;       // every worker of the pool
@@ -25,7 +25,7 @@ struct Worker {
 };
 
 struct PoolNode {
-  int numa_id = -1;       // where this node's memory goes; -1 = wherever
+  int numa_id = -1;  // where this node's memory goes; -1 = wherever
   int threads = 1;
   std::vector<int> cpus;  // logical CPU per thread; empty or shorter than threads = the rest float
 };

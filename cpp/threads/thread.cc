@@ -5,7 +5,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "threads/node_mask.h"
 
@@ -20,6 +22,22 @@ sigset_t blocked_signals() {
   for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF}) sigdelset(&set, signal);
   return set;
 }
+
+// sched_setattr(2), first version of the structure. Declared here: glibc has it since 2.41 only, and the kernel's
+// header clashes with <sched.h>.
+struct SchedAttr {
+  uint32_t size;
+  uint32_t policy;
+  uint64_t flags;
+  int32_t nice;
+  uint32_t priority;
+  uint64_t runtime_ns;
+  uint64_t deadline_ns;
+  uint64_t period_ns;
+};
+static_assert(sizeof(SchedAttr) == 48);
+
+constexpr uint64_t kSliceNs = 100'000;  // the smallest the kernel accepts
 
 }  // namespace
 
@@ -51,6 +69,15 @@ Status start_thread(const ThreadStart& start, pthread_t* thread, bool* pinned) {
     *pinned = mask.apply_to(*thread);
   }
   return Status::ok();
+}
+
+bool ask_short_slices() {
+  SchedAttr attr{};
+  if (syscall(SYS_sched_getattr, 0, &attr, sizeof(attr), 0) != 0) return false;
+  if (attr.policy != SCHED_OTHER) return false;  // a real-time policy came from the user; its runtime means a quota
+  attr.size = sizeof(attr);
+  attr.runtime_ns = kSliceNs;
+  return syscall(SYS_sched_setattr, 0, &attr, 0) == 0;
 }
 
 bool prefer_memory_of(int numa_id) {

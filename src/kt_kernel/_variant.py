@@ -11,14 +11,15 @@ def select() -> str:
     Raises ImportError where none can run: callers that make kt_kernel optional guard exactly that.
     """
     forced = env.cpu_variant()
-    if env.debug():
-        _log(f"CPU features: {_core.cpu_features() or 'none above the x86-64 baseline'}")
-        for variant in _core.variants():
-            _log(f"variant {variant.name}: {'runs here' if variant.runnable else variant.reason}")
-        _log(f"KT_KERNEL_CPU_VARIANT={forced or '(not set: the best one)'}")
+    log = _log if env.debug() else lambda line: None
+    log(f"CPU features: {_core.cpu_features() or 'none above the x86-64 baseline'}")
+    for variant in _core.variants():
+        log(f"variant {variant.name}: {'runs here' if variant.runnable else variant.reason}")
+    log(f"KT_KERNEL_CPU_VARIANT={forced or '(not set: the best one)'}")
     name = _core.select_variant(forced)
-    if env.debug():
-        _log(f"selected {name} from {_core.__file__}")
+    if forced is None and name != (best := _core.choose_variant()):
+        log(f"passed over {best}: the operating system refused its registers")
+    log(f"selected {name} from {_core.__file__}")
     return name
 
 

@@ -1,0 +1,132 @@
+// The work between the matrix products: quantising activations, silu(g) * u, weighted sums, rounding to bf16.
+#pragma once
+
+#include <cstring>
+
+#include "base/bf16.h"
+#include "kernels/kernel.h"
+#include "kernels/unroll.h"
+
+namespace kt {
+namespace {
+
+// One kActGroup (or its tail) of a row. A NaN or Inf anywhere makes the scale NaN, so it reaches the outputs of its own
+// token instead of vanishing in an integer.
+template <class V, ActKind kKind>
+KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* scale, int32_t* sums) {
+  constexpr float kMax = kKind == ActKind::s8 ? 127.0f : 32767.0f;
+  auto largest = V::zero_f32();
+  auto poison = V::zero_f32();
+  for (int i = 0; i < padded; i += V::kLanes) {
+    const auto v = V::load_f32(x + i);
+    largest = V::max(largest, V::abs(v));
+    poison = V::fma(v, V::zero_f32(), poison);
+  }
+  float lanes[V::kLanes];
+  V::store_f32(lanes, poison);
+  float nan = 0;
+  for (float lane : lanes) nan += lane;
+  const float amax = V::reduce_max(largest);
+  *scale = amax / kMax + nan;
+  const auto inverse = V::set1_f32(amax > 0 ? kMax / amax : 0.0f);
+  for (int i = 0; i < padded; i += kSumGroup) {
+    auto sum = V::set1_32(0);
+    for (int j = i; j < i + kSumGroup; j += V::kLanes) {
+      const auto q = V::round_to_32(V::mul(V::load_f32(x + j), inverse));
+      sum = V::add_32(sum, q);
+      if constexpr (kKind == ActKind::s8) {
+        V::store_low_8(data + j, q);
+      } else {
+        V::store_low_16_swapped(data + 2 * j, q);
+      }
+    }
+    int32_t parts[V::kLanes];
+    V::store(parts, sum);
+    int32_t total = 0;
+    for (int32_t part : parts) total += part;
+    sums[i / kSumGroup] = total;
+  }
+}
+
+template <class V, ActKind kKind>
+void quantise_row(const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* sums) {
+  alignas(64) float group[kActGroup];
+  for (int k0 = 0; k0 < k; k0 += kActGroup) {
+    const int valid = k - k0 < kActGroup ? k - k0 : kActGroup;
+    const int padded = padded_depth(valid);
+    int i = 0;
+    for (; i + V::kLanes <= valid; i += V::kLanes) V::store_f32(group + i, V::load_bf16(x + k0 + i));
+    for (; i < valid; ++i) group[i] = bf16_to_f32(x[k0 + i]);
+    for (; i < padded; ++i) group[i] = 0;
+    quantise_group<V, kKind>(group, padded, data + static_cast<size_t>(k0) * act_bytes(kKind), scales + k0 / kActGroup,
+                             sums + k0 / kSumGroup);
+  }
+}
+
+template <class V>
+void quantise(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* sums) {
+  if (kind == ActKind::s8) {
+    quantise_row<V, ActKind::s8>(x, k, data, scales, sums);
+  } else {
+    quantise_row<V, ActKind::s16>(x, k, data, scales, sums);
+  }
+}
+
+// 2^x by splitting off the integer part; the polynomial is the Taylor series of 2^f on |f| <= 1/2, relative error 2e-7
+// (next term ln2^7 / 7! / 2^7). |x| is clamped to 126 so that 1 + 2^x and its inverse stay normal.
+template <class V>
+KT_INLINE typename V::F32 exp2(typename V::F32 x) {
+  x = V::min(V::max(x, V::set1_f32(-126.0f)), V::set1_f32(126.0f));
+  const auto whole = V::round_to_32(x);
+  const auto f = V::sub(x, V::to_f32(whole));
+  auto p = V::set1_f32(1.540353e-4f);
+  p = V::fma(p, f, V::set1_f32(1.3333558e-3f));
+  p = V::fma(p, f, V::set1_f32(9.6181291e-3f));
+  p = V::fma(p, f, V::set1_f32(5.5504109e-2f));
+  p = V::fma(p, f, V::set1_f32(2.4022651e-1f));
+  p = V::fma(p, f, V::set1_f32(6.9314718e-1f));
+  p = V::fma(p, f, V::set1_f32(1.0f));
+  return V::bits_to_f32(V::add_32(V::bits_of(p), V::template shift_left_32<23>(whole)));
+}
+
+template <class V>
+void swiglu(const float* c, int m, int pairs, uint16_t* h, size_t h_pitch) {
+  const auto minus_log2e = V::set1_f32(-1.44269504f);
+  for (int i = 0; i < m; ++i, h += h_pitch) {
+    uint16_t* out = h;
+    for (int p = 0; p < pairs; ++p, c += 2 * kPanelRows, out += kPanelRows) {
+      for (int v = 0; v < kPanelRows; v += V::kLanes) {
+        const auto g = V::load_f32(c + v);
+        const auto u = V::load_f32(c + kPanelRows + v);
+        const auto sigmoid_inverse = V::add(V::set1_f32(1.0f), exp2<V>(V::mul(g, minus_log2e)));
+        V::store_bf16(out + v, V::div(V::mul(g, u), sigmoid_inverse));
+      }
+    }
+  }
+}
+
+template <class V>
+void accumulate(float* acc, const float* c, float weight, int n) {
+  const auto w = V::set1_f32(weight);
+  for (int j = 0; j < n; j += V::kLanes) V::store_f32(acc + j, V::fma(V::load_f32(c + j), w, V::load_f32(acc + j)));
+}
+
+template <class V>
+void store(const float* const* parts, int n_parts, int n, bool add, uint16_t* out) {
+  int j = 0;
+  for (; j + V::kLanes <= n; j += V::kLanes) {
+    auto sum = V::load_f32(parts[0] + j);
+    for (int p = 1; p < n_parts; ++p) sum = V::add(sum, V::load_f32(parts[p] + j));
+    if (add) sum = V::add(sum, V::load_bf16(out + j));
+    V::store_bf16(out + j, sum);
+  }
+  for (; j < n; ++j) {
+    float sum = parts[0][j];
+    for (int p = 1; p < n_parts; ++p) sum += parts[p][j];
+    if (add) sum += bf16_to_f32(out[j]);
+    out[j] = f32_to_bf16(sum);
+  }
+}
+
+}  // namespace
+}  // namespace kt

@@ -1,0 +1,179 @@
+// The driver of every vector kernel: gathers activation rows into a small scratch, walks panels and depth, and hands
+// register tiles of up to Core::kRows x 16 * Core::kPanels outputs to the core.
+//
+// A core is one operand kind on one vector trait (operand_*-inl.h):
+//   kRows, kPanels   largest register tile
+//   kChunk           depth of one pass, a multiple of kActGroup: chunk of A and of a panel fit L1 together
+//   kElementBytes    of an activation in the scratch; row pitch is a constant so that one address register serves all rows
+//   kInits           accumulator start values per kChunk
+//   Source           the format whose lines the blocked path reads (the format itself, or int8 after decoding)
+//   gather(...)      copies rows x chunk of activations with their scales and start values
+//   tile<R, P>(...)  the register tile
+#pragma once
+
+#include <cstring>
+
+#include "kernels/kernel.h"
+#include "kernels/unroll.h"
+
+namespace kt {
+namespace {
+
+constexpr int kGroupsPerChunkMax = 8;
+
+// One depth chunk of gathered rows.
+template <class Core>
+struct Chunk {
+  static constexpr int kGroups = Core::kChunk / kActGroup;
+  // 64 bytes of padding spread the rows over the cache sets.
+  static constexpr size_t kPitch = static_cast<size_t>(Core::kChunk) * Core::kElementBytes + 64;
+  static constexpr size_t kRowBytes = kPitch + 4 * (kGroups + Core::kInits);
+  static constexpr size_t bytes(int rows) { return (rows * kRowBytes + 63) / 64 * 64; }
+
+  uint8_t* base;
+  int rows;
+
+  uint8_t* row(int r) const { return base + r * kPitch; }
+  float* scales(int r) const { return reinterpret_cast<float*>(base + rows * kPitch) + r * kGroups; }
+  int32_t* inits(int r) const { return reinterpret_cast<int32_t*>(base + rows * (kPitch + 4 * kGroups)) + r * Core::kInits; }
+};
+
+struct TileArgs {
+  const uint8_t* lines;   // first line of the chunk in the first panel
+  size_t panel_stride;    // bytes to the next panel's chunk
+  const float* scales[2];  // row scales of the panels; unused by float formats
+  int kc;
+  float* c;
+  size_t c_pitch;
+  bool first;  // c is written, not added to
+};
+
+constexpr int act_row(const GemmArgs& g, int i) { return g.rows ? g.rows[i] : g.first_row + i; }
+
+template <class Core, class Format>
+KT_INLINE void gather_chunk(const GemmArgs& g, int i0, int rows, int k0, Chunk<Core> chunk) {
+  const int kc = padded_depth(g.k) - k0 < Core::kChunk ? padded_depth(g.k) - k0 : Core::kChunk;
+  for (int r = 0; r < rows; ++r) {
+    const int row = act_row(g, i0 + r);
+    Core::gather(g.acts, row, k0, kc, g.k, chunk.row(r), chunk.scales(r), chunk.inits(r));
+  }
+}
+
+template <class Core, class Source, int P>
+KT_INLINE void tile_rows(int rows, const TileArgs& t, Chunk<Core> chunk) {
+  static_assert(Core::kRows <= 8);
+  switch (rows) {
+    case 1: return Core::template tile<Source, 1, P>(t, chunk);
+    case 2: return Core::template tile<Source, 2, P>(t, chunk);
+    case 3: return Core::template tile<Source, 3, P>(t, chunk);
+    case 4: return Core::template tile<Source, 4, P>(t, chunk);
+    case 5:
+      if constexpr (Core::kRows >= 5) return Core::template tile<Source, 5, P>(t, chunk);
+      break;
+    case 6:
+      if constexpr (Core::kRows >= 6) return Core::template tile<Source, 6, P>(t, chunk);
+      break;
+    case 7:
+      if constexpr (Core::kRows >= 7) return Core::template tile<Source, 7, P>(t, chunk);
+      break;
+    default:
+      if constexpr (Core::kRows >= 8) return Core::template tile<Source, 8, P>(t, chunk);
+  }
+}
+
+// Where a panel's chunk starts: in the packed weights, or in the decoded copy.
+struct PanelSpan {
+  const uint8_t* lines;
+  size_t stride;
+  const uint8_t* headers;  // row scales, stride apart from panel to panel
+  size_t header_stride;
+};
+
+template <class Core, class Source>
+KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_end, int i0, int rows, int k0, int kc, Chunk<Core> chunk) {
+  const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;
+  for (int step; p < p_end; p += step) {
+    step = p_end - p < Core::kPanels ? 1 : Core::kPanels;
+    TileArgs t;
+    t.lines = w.lines + p * w.stride;
+    t.panel_stride = w.stride;
+    for (int j = 0; j < 2; ++j) t.scales[j] = reinterpret_cast<const float*>(w.headers + (p + j) * w.header_stride);
+    t.kc = kc;
+    t.c = g.c + i0 * c_pitch + static_cast<size_t>(p) * kPanelRows;
+    t.c_pitch = c_pitch;
+    t.first = k0 == 0;
+    if (step == 1) {
+      tile_rows<Core, Source, 1>(rows, t, chunk);
+    } else {
+      tile_rows<Core, Source, Core::kPanels>(rows, t, chunk);
+    }
+  }
+}
+
+// m <= kRows: every row sits in one register tile, so each panel is read once, front to back.
+template <class Core, class Format>
+void gemm_stream(const GemmArgs& g) {
+  const int depth = padded_depth(g.k);
+  const size_t chunk_bytes = Chunk<Core>::bytes(g.m);
+  uint8_t* a = g.scratch;
+  for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
+    gather_chunk<Core, Format>(g, 0, g.m, k0, Chunk<Core>{a, g.m});
+  }
+  const size_t stride = Format::panel_bytes(g.k);
+  for (int p = 0; p < g.n_panels; p += Core::kPanels) {
+    const int p_end = p + Core::kPanels < g.n_panels ? p + Core::kPanels : g.n_panels;
+    a = g.scratch;
+    for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
+      const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
+      const PanelSpan w{g.panels + Format::offset(k0), stride, g.panels, stride};
+      tile_panels<Core, typename Core::template Lines<Format>>(g, w, p, p_end, 0, g.m, k0, kc, Chunk<Core>{a, g.m});
+    }
+  }
+}
+
+// m > kRows: depth outermost, so that the chunk of all panels stays in L2 while the rows pass over it.
+template <class Core, class Format>
+void gemm_blocked(const GemmArgs& g) {
+  const int depth = padded_depth(g.k);
+  const size_t packed_stride = Format::panel_bytes(g.k);
+  const int tiles = div_up(g.m, Core::kRows);
+  using Decoder = typename Core::template Decoder<Format>;
+  uint8_t* decoded = g.scratch + Chunk<Core>::bytes(Core::kRows);
+  for (int k0 = 0; k0 < depth; k0 += Core::kChunk) {
+    const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
+    PanelSpan w{g.panels + Format::offset(k0), packed_stride, g.panels, packed_stride};
+    if constexpr (Decoder::kNeeded) {
+      const size_t stride = static_cast<size_t>(Core::kChunk) * kPanelRows;
+      for (int p = 0; p < g.n_panels; ++p) Decoder::decode(w.lines + p * packed_stride, kc, decoded + p * stride);
+      w.lines = decoded;
+      w.stride = stride;
+    }
+    for (int tile = 0; tile < tiles; ++tile) {
+      // Even tiles: 7 rows are 4 + 3, not 6 + 1.
+      const int i0 = static_cast<int>(static_cast<int64_t>(g.m) * tile / tiles);
+      const int rows = static_cast<int>(static_cast<int64_t>(g.m) * (tile + 1) / tiles) - i0;
+      const Chunk<Core> chunk{g.scratch, rows};
+      gather_chunk<Core, Format>(g, i0, rows, k0, chunk);
+      tile_panels<Core, typename Decoder::Lines>(g, w, 0, g.n_panels, i0, rows, k0, kc, chunk);
+    }
+  }
+}
+
+template <class Core, class Format>
+void gemm_vector(const GemmArgs& g) {
+  if (g.m <= Core::kRows) {
+    gemm_stream<Core, Format>(g);
+  } else {
+    gemm_blocked<Core, Format>(g);
+  }
+}
+
+template <class Core>
+constexpr size_t gemm_scratch(int k, int n_panels) {
+  const size_t stream = Chunk<Core>::bytes(Core::kRows) * div_up(padded_depth(k), Core::kChunk);
+  const size_t blocked = Chunk<Core>::bytes(Core::kRows) + static_cast<size_t>(n_panels) * Core::kChunk * kPanelRows;
+  return stream > blocked ? stream : blocked;
+}
+
+}  // namespace
+}  // namespace kt

@@ -1,0 +1,95 @@
+// AVX-512 F/BW/DQ/VL: sixteen lanes, thirty-two registers; VNNI and BF16 dot products where the row has them.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace kt {
+namespace {
+
+struct Avx512 {
+  static constexpr int kLanes = 16;
+  static constexpr int kBytes = 64;
+  static constexpr bool kManyRegisters = true;
+
+  using F32 = __m512;
+  using Int = __m512i;
+
+  static F32 zero_f32() { return _mm512_setzero_ps(); }
+  static F32 set1_f32(float f) { return _mm512_set1_ps(f); }
+  static F32 load_f32(const float* p) { return _mm512_loadu_ps(p); }
+  static void store_f32(float* p, F32 x) { _mm512_storeu_ps(p, x); }
+  static F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+  static F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+  static F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
+  static F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+  static F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+  static F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+  static F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+  static F32 abs(F32 a) { return _mm512_abs_ps(a); }
+  static float reduce_max(F32 a) { return _mm512_reduce_max_ps(a); }
+
+  static Int load(const void* p) { return _mm512_loadu_si512(p); }
+  static void store(void* p, Int x) { _mm512_storeu_si512(p, x); }
+  static Int set1_32(int32_t i) { return _mm512_set1_epi32(i); }
+  static Int broadcast32(const void* p) { return _mm512_castps_si512(_mm512_set1_ps(*static_cast<const float*>(p))); }
+  static Int bit_and(Int a, Int b) { return _mm512_and_si512(a, b); }
+  static Int bit_or(Int a, Int b) { return _mm512_or_si512(a, b); }
+  template <int S>
+  static Int shift_left_32(Int a) {
+    return _mm512_slli_epi32(a, S);
+  }
+  template <int S>
+  static Int shift_right_32(Int a) {
+    return _mm512_srli_epi32(a, S);
+  }
+  template <int S>
+  static Int shift_right_16(Int a) {
+    return _mm512_srli_epi16(a, S);
+  }
+  static Int add_8(Int a, Int b) { return _mm512_add_epi8(a, b); }
+  static Int add_16(Int a, Int b) { return _mm512_add_epi16(a, b); }
+  static Int add_32(Int a, Int b) { return _mm512_add_epi32(a, b); }
+  static Int sub_16(Int a, Int b) { return _mm512_sub_epi16(a, b); }
+  static Int sub_32(Int a, Int b) { return _mm512_sub_epi32(a, b); }
+  static Int mul_lo_16(Int a, Int b) { return _mm512_mullo_epi16(a, b); }
+  static Int madd_u8s8(Int u, Int s) { return _mm512_maddubs_epi16(u, s); }
+  static Int madd_s16(Int a, Int b) { return _mm512_madd_epi16(a, b); }
+#ifdef __AVX512VNNI__
+  static Int dot_u8s8(Int acc, Int u, Int s) { return _mm512_dpbusd_epi32(acc, u, s); }
+#endif
+#ifdef __AVX512BF16__
+  static F32 dot_bf16(F32 acc, Int a, Int b) {
+    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+#endif
+
+  static Int bits_of(F32 a) { return _mm512_castps_si512(a); }
+  static F32 bits_to_f32(Int a) { return _mm512_castsi512_ps(a); }
+  static F32 to_f32(Int a) { return _mm512_cvtepi32_ps(a); }
+  static Int round_to_32(F32 a) { return _mm512_cvtps_epi32(a); }
+  static F32 load_bf16(const uint16_t* p) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+  }
+  // Not vcvtneps2bf16: it flushes denormals, and every ISA gives the same bits here.
+  static void store_bf16(uint16_t* p, F32 a) {
+    const __m512i x = _mm512_castps_si512(a);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(x, _mm512_set1_epi32(0x400000));
+    const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    store_low_16(p, _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16));
+  }
+  static void store_low_8(void* p, Int a) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
+  static void store_low_16(void* p, Int a) { _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a)); }
+  // Low words with the middle two of every four swapped: k0 k2 k1 k3.
+  static void store_low_16_swapped(void* p, Int a) {
+    const __m256i x = _mm512_cvtepi32_epi16(a);
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(x, 0xd8), 0xd8));
+  }
+};
+
+}  // namespace
+}  // namespace kt

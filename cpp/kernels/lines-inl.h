@@ -1,0 +1,146 @@
+// How each integer format turns its packed lines into operands, one vector of lanes at a time.
+//
+// block() is given the first line of a kActGroup block, group() moves to the next 32 k, pair(i) yields the operands of
+// k = 4i..4i+3 and 16+4i..16+4i+3 of that group.
+#pragma once
+
+#include "formats/int4.h"
+#include "formats/int4g.h"
+#include "formats/int8.h"
+#include "kernels/unroll.h"
+
+namespace kt {
+namespace {
+
+constexpr int kGroupLines8 = kSumGroup / 4;
+constexpr int kGroupLines4 = kSumGroup / 8;
+
+template <class V>
+struct Int8Lines {
+  static constexpr size_t kBlockBytes = kActGroup * 16;
+  const uint8_t* next;
+  const uint8_t* line;
+
+  KT_INLINE void block(const uint8_t* lines) { next = lines; }
+  KT_INLINE void group() {
+    line = next;
+    next += kGroupLines8 * kLineBytes;
+  }
+  KT_INLINE void pair(int i, typename V::Int& w0, typename V::Int& w1) const {
+    w0 = V::load(line + i * kLineBytes);
+    w1 = V::load(line + (i + 4) * kLineBytes);
+  }
+};
+
+// Nibbles as they are, 0..15, and the factor of the group: the operands of the u4 x s8 kernel.
+template <class V>
+struct Int4Nibbles {
+  static constexpr size_t kBlockBytes = kActGroup * 8;
+  const uint8_t* next;
+  const uint8_t* line;
+
+  KT_INLINE void block(const uint8_t* lines) { next = lines; }
+  KT_INLINE void group() {
+    line = next;
+    next += kGroupLines4 * kLineBytes;
+  }
+  KT_INLINE void pair(int i, typename V::Int& w0, typename V::Int& w1) const {
+    const auto low = V::set1_32(0x0f0f0f0f);
+    const auto bits = V::load(line + i * kLineBytes);
+    w0 = V::bit_and(bits, low);
+    w1 = V::bit_and(V::template shift_right_16<4>(bits), low);
+  }
+  KT_INLINE typename V::Int steps() const { return V::set1_32(Int4::kStep * 0x00010001); }
+};
+
+template <class V>
+struct Int4gNibbles : Int4Nibbles<V> {
+  static constexpr size_t kBlockBytes = Int4g::kBlockBytes;
+  typename V::Int packed, step;
+
+  KT_INLINE void block(const uint8_t* lines) {
+    packed = V::load(lines);
+    Int4Nibbles<V>::block(lines + kLineBytes);
+  }
+  KT_INLINE void group() {
+    const auto s = V::add_32(V::bit_and(packed, V::set1_32(15)), V::set1_32(1));
+    step = V::bit_or(s, V::template shift_left_32<16>(s));
+    packed = V::template shift_right_32<4>(packed);
+    Int4Nibbles<V>::group();
+  }
+  KT_INLINE typename V::Int steps() const { return step; }
+};
+
+// The same weights as int8 lines with offset 128.
+template <class V>
+struct Int4Lines : Int4Nibbles<V> {
+  // 16 (u4 - 8) + 128 = 16 u4: a shift.
+  KT_INLINE void pair(int i, typename V::Int& w0, typename V::Int& w1) const {
+    const auto high = V::set1_32(static_cast<int32_t>(0xf0f0f0f0));
+    const auto bits = V::load(this->line + i * kLineBytes);
+    w0 = V::bit_and(V::template shift_left_32<4>(bits), high);
+    w1 = V::bit_and(bits, high);
+  }
+};
+
+template <class V>
+struct Int4gLines : Int4gNibbles<V> {
+  typename V::Int offset;
+
+  KT_INLINE void group() {
+    Int4gNibbles<V>::group();
+    const auto bytes = V::bit_or(this->step, V::template shift_left_32<8>(this->step));
+    // 128 - 8 s in each byte; 8 s <= 128, so no byte borrows from the next.
+    offset = V::sub_32(V::set1_32(static_cast<int32_t>(0x80808080)), V::template shift_left_32<3>(bytes));
+  }
+  KT_INLINE void pair(int i, typename V::Int& w0, typename V::Int& w1) const {
+    Int4gNibbles<V>::pair(i, w0, w1);
+    // s * u4 <= 240 fits its byte, so one 16-bit multiply does two bytes.
+    w0 = V::add_8(V::mul_lo_16(w0, this->step), offset);
+    w1 = V::add_8(V::mul_lo_16(w1, this->step), offset);
+  }
+};
+
+// Format -> lines.
+template <class V, class Format>
+struct LinesOf;
+template <class V>
+struct LinesOf<V, Int8> {
+  using U8 = Int8Lines<V>;
+};
+template <class V>
+struct LinesOf<V, Int4> {
+  using U8 = Int4Lines<V>;
+  using U4 = Int4Nibbles<V>;
+};
+template <class V>
+struct LinesOf<V, Int4g> {
+  using U8 = Int4gLines<V>;
+  using U4 = Int4gNibbles<V>;
+};
+
+// Decodes kc of one panel to int8 lines.
+template <class V, class Source>
+KT_INLINE void decode_u8(const uint8_t* lines, int kc, uint8_t* out) {
+  for (int k = 0; k < kc; k += kActGroup, lines += Source::kBlockBytes) {
+    const int groups = (kc - k < kActGroup ? kc - k : kActGroup) / kSumGroup;
+    for (int v = 0; v < kPanelRows / V::kLanes; ++v) {
+      Source source;
+      source.block(lines + v * V::kBytes);
+      uint8_t* to = out + static_cast<size_t>(k) * kPanelRows + v * V::kBytes;
+      for (int group = 0; group < groups; ++group, to += kGroupLines8 * kLineBytes) {
+        source.group();
+        KT_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          typename V::Int w0, w1;
+          source.pair(i, w0, w1);
+          V::store(to + i * kLineBytes, w0);
+          V::store(to + (i + 4) * kLineBytes, w1);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kt

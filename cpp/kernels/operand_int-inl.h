@@ -1,0 +1,293 @@
+// Integer operands. All accumulate exactly in int32 over a kActGroup and add
+//   c += float(acc) * (activation scale * row scale)
+// once per group, so results do not depend on the instruction set where the operands are the same.
+#pragma once
+
+#include "kernels/gemm-inl.h"
+#include "kernels/lines-inl.h"
+#include "kernels/operand_float-inl.h"
+
+namespace kt {
+namespace {
+
+KT_INLINE int32_t sum_of(const int32_t* sums, int n) {
+  int32_t total = 0;
+  for (int i = 0; i < n; ++i) total += sums[i];
+  return total;
+}
+
+KT_INLINE void gather_values(const Acts& acts, int row, int k0, int kc, int element_bytes, uint8_t* dst) {
+  std::memcpy(dst, acts.data + row * acts.pitch + static_cast<size_t>(k0) * element_bytes, static_cast<size_t>(kc) * element_bytes);
+}
+
+KT_INLINE void copy_scales(const Acts& acts, int row, int k0, int kc, float* scales) {
+  const float* s = acts.scales + static_cast<size_t>(row) * acts.scale_pitch + k0 / kActGroup;
+  for (int g = 0; g * kActGroup < kc; ++g) scales[g] = s[g];
+}
+
+// The accumulators start at -offset * sum(a) per group.
+KT_INLINE void gather_inits(const Acts& acts, int row, int k0, int kc, int offset, int32_t* inits) {
+  const int32_t* sums = acts.sums + static_cast<size_t>(row) * acts.sum_pitch + k0 / kSumGroup;
+  for (int g = 0; g * kActGroup < kc; ++g) {
+    const int left = (kc - g * kActGroup) / kSumGroup;
+    constexpr int kPer = kActGroup / kSumGroup;
+    inits[g] = -offset * sum_of(sums + g * kPer, left < kPer ? left : kPer);
+  }
+}
+
+template <class V, int R, int N, class Group>
+KT_INLINE void flush_group(const TileArgs& t, const typename V::Int (&acc)[R][N], bool first, Group scale_of_row) {
+  constexpr int kVectors = kPanelRows / V::kLanes;
+  KT_UNROLL
+  for (int v = 0; v < N; ++v) {
+    const auto d = V::load_f32(t.scales[v / kVectors] + v % kVectors * V::kLanes);
+    KT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      float* c = t.c + r * t.c_pitch + v * V::kLanes;
+      const auto old = first ? V::zero_f32() : V::load_f32(c);
+      V::store_f32(c, V::fma(V::to_f32(acc[r][v]), V::mul(V::set1_f32(scale_of_row(r)), d), old));
+    }
+  }
+}
+
+template <class Format>
+constexpr bool kIsInt8 = false;
+template <>
+constexpr bool kIsInt8<Int8> = true;
+
+// u8 x s8 by vpdpbusd.
+template <class V>
+struct U8S8Core {
+  static constexpr int kRows = 8;
+  static constexpr int kPanels = 2;
+  static constexpr int kChunk = 1024;
+  static constexpr int kElementBytes = 1;
+  static constexpr int kInits = kChunk / kActGroup;
+  template <class Format>
+  using Lines = typename LinesOf<V, Format>::U8;
+
+  template <class Format>
+  struct Decoder {
+    static constexpr bool kNeeded = !kIsInt8<Format>;
+    using Lines = Int8Lines<V>;
+    static void decode(const uint8_t* lines, int kc, uint8_t* out) { decode_u8<V, typename LinesOf<V, Format>::U8>(lines, kc, out); }
+  };
+
+  static void gather(const Acts& acts, int row, int k0, int kc, int, uint8_t* dst, float* scales, int32_t* inits) {
+    gather_values(acts, row, k0, kc, 1, dst);
+    gather_scales(acts, row, k0, kc, scales, inits);
+  }
+  static void gather_scales(const Acts& acts, int row, int k0, int kc, float* scales, int32_t* inits) {
+    copy_scales(acts, row, k0, kc, scales);
+    gather_inits(acts, row, k0, kc, Int8::kOffset, inits);
+  }
+
+  template <class Source, int R, int P>
+  static void tile(const TileArgs& t, Chunk<U8S8Core> chunk) {
+    constexpr int N = P * kPanelRows / V::kLanes;
+    constexpr int S = chains(R * N);
+    for (int kb = 0, block = 0; kb < t.kc; kb += kActGroup, ++block) {
+      typename V::Int acc[S][R][N];
+      KT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const auto init = V::set1_32(chunk.inits(r)[block]);
+        KT_UNROLL
+        for (int v = 0; v < N; ++v) {
+          acc[0][r][v] = init;
+          KT_UNROLL
+          for (int s = 1; s < S; ++s) acc[s][r][v] = V::set1_32(0);
+        }
+      }
+      Source source[N];
+      KT_UNROLL
+      for (int v = 0; v < N; ++v) source[v].block(vector_at<V>(t.lines, t.panel_stride, v) + block * Source::kBlockBytes);
+      const int groups = (t.kc - kb < kActGroup ? t.kc - kb : kActGroup) / kSumGroup;
+      const uint8_t* a = chunk.base + kb;
+      for (int group = 0; group < groups; ++group, a += kSumGroup) {
+        KT_UNROLL
+        for (int v = 0; v < N; ++v) source[v].group();
+        KT_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          typename V::Int w[2][N];
+          KT_UNROLL
+          for (int v = 0; v < N; ++v) source[v].pair(i, w[0][v], w[1][v]);
+          KT_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            KT_UNROLL
+            for (int r = 0; r < R; ++r) {
+              const auto x = V::broadcast32(a + r * Chunk<U8S8Core>::kPitch + 16 * half + 4 * i);
+              KT_UNROLL
+              for (int v = 0; v < N; ++v) {
+                auto& sum = acc[(2 * i + half) % S][r][v];
+                sum = V::dot_u8s8(sum, w[half][v], x);
+              }
+            }
+          }
+        }
+      }
+      KT_UNROLL
+      for (int s = 1; s < S; ++s) {
+        KT_UNROLL
+        for (int r = 0; r < R; ++r) {
+          KT_UNROLL
+          for (int v = 0; v < N; ++v) acc[0][r][v] = V::add_32(acc[0][r][v], acc[s][r][v]);
+        }
+      }
+      flush_group<V, R, N>(t, acc[0], t.first && block == 0, [&](int r) { return chunk.scales(r)[block]; });
+    }
+  }
+};
+
+// u8 x s16 by pmaddwd, for CPUs without vpdpbusd: pmaddubsw would saturate (2 * 255 * 127 > 32767), so bytes are
+// widened in place (even and odd bytes of each lane) and the activations keep 16 bits for free.
+template <class V>
+struct U8S16Core {
+  static constexpr int kRows = V::kManyRegisters ? 8 : 4;
+  static constexpr int kPanels = 1;
+  static constexpr int kChunk = 512;
+  static constexpr int kElementBytes = 2;
+  static constexpr int kInits = kChunk / kActGroup;
+  template <class Format>
+  using Lines = Int8Lines<V>;
+  template <class Format>
+  struct Decoder {
+    static constexpr bool kNeeded = false;
+    using Lines = Int8Lines<V>;
+  };
+
+  static void gather(const Acts& acts, int row, int k0, int kc, int, uint8_t* dst, float* scales, int32_t* inits) {
+    gather_values(acts, row, k0, kc, 2, dst);
+    copy_scales(acts, row, k0, kc, scales);
+    gather_inits(acts, row, k0, kc, Int8::kOffset, inits);
+  }
+
+  template <class Source, int R, int P>
+  static void tile(const TileArgs& t, Chunk<U8S16Core> chunk) {
+    constexpr int N = P * kPanelRows / V::kLanes;
+    const auto even_mask = V::set1_32(0x00ff00ff);
+    const uint8_t* line = t.lines;
+    const uint8_t* a = chunk.base;
+    for (int kb = 0, block = 0; kb < t.kc; kb += kActGroup, ++block) {
+      typename V::Int acc[R][N];
+      KT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        KT_UNROLL
+        for (int v = 0; v < N; ++v) acc[r][v] = V::set1_32(chunk.inits(r)[block]);
+      }
+      const int kc = t.kc - kb < kActGroup ? t.kc - kb : kActGroup;
+      for (const uint8_t* end = a + 2 * kc; a < end; a += 16, line += 2 * kLineBytes) {
+        KT_UNROLL
+        for (int u = 0; u < 2; ++u) {
+          KT_UNROLL
+          for (int odd = 0; odd < 2; ++odd) {
+            typename V::Int w[N];
+            KT_UNROLL
+            for (int v = 0; v < N; ++v) {
+              const auto bits = V::load(vector_at<V>(line, t.panel_stride, v) + u * kLineBytes);
+              w[v] = odd ? V::template shift_right_16<8>(bits) : V::bit_and(bits, even_mask);
+            }
+            KT_UNROLL
+            for (int r = 0; r < R; ++r) {
+              const auto x = V::broadcast32(a + r * Chunk<U8S16Core>::kPitch + 8 * u + 4 * odd);
+              KT_UNROLL
+              for (int v = 0; v < N; ++v) acc[r][v] = V::add_32(acc[r][v], V::madd_s16(w[v], x));
+            }
+          }
+        }
+      }
+      flush_group<V, R, N>(t, acc, t.first && block == 0, [&](int r) { return chunk.scales(r)[block]; });
+    }
+  }
+};
+
+// u4 x s8 by pmaddubsw with int16 sums over 32 k, then pmaddwd with the group's integer scale.
+// int16 cannot overflow: after the start value -8 * sum(a), each half of a lane ends within 16 * 8 * 127 = 16,256, and
+// pmaddubsw itself stays within 2 * 15 * 127 = 3,810; wrapping in between is harmless.
+template <class V>
+struct U4S8Core {
+  static constexpr int kRows = V::kManyRegisters ? 8 : 4;
+  static constexpr int kPanels = 1;
+  static constexpr int kChunk = 1024;
+  static constexpr int kElementBytes = 1;
+  static constexpr int kInits = kChunk / kSumGroup;
+  template <class Format>
+  using Lines = typename LinesOf<V, Format>::U4;
+  template <class Format>
+  struct Decoder {
+    static constexpr bool kNeeded = false;
+    using Lines = typename LinesOf<V, Format>::U4;
+  };
+
+  static void gather(const Acts& acts, int row, int k0, int kc, int, uint8_t* dst, float* scales, int32_t* inits) {
+    gather_values(acts, row, k0, kc, 1, dst);
+    copy_scales(acts, row, k0, kc, scales);
+    const int32_t* sums = acts.sums + static_cast<size_t>(row) * acts.sum_pitch + k0 / kSumGroup;
+    // In the low half of each lane; |8 * 32 * 127| = 32,512 fits int16.
+    for (int g = 0; g * kSumGroup < kc; ++g) inits[g] = (-Int4::kOffset * sums[g]) & 0xffff;
+  }
+
+  template <class Source, int R, int P>
+  static void tile(const TileArgs& t, Chunk<U4S8Core> chunk) {
+    constexpr int kAll = P * kPanelRows / V::kLanes;
+    // 16 registers hold R int16 and R int32 sums of one vector, or of two when R <= 2.
+    constexpr int N = R <= 2 && kAll >= 2 ? 2 : 1;
+    KT_UNROLL
+    for (int v0 = 0; v0 < kAll; v0 += N) columns<Source, R, N>(t, chunk, v0);
+  }
+
+  template <class Source, int R, int N>
+  static KT_INLINE void columns(const TileArgs& t, Chunk<U4S8Core> chunk, int v0) {
+    for (int kb = 0, block = 0; kb < t.kc; kb += kActGroup, ++block) {
+      typename V::Int acc[R][N];
+      KT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        KT_UNROLL
+        for (int v = 0; v < N; ++v) acc[r][v] = V::set1_32(0);
+      }
+      Source source[N];
+      KT_UNROLL
+      for (int v = 0; v < N; ++v) source[v].block(vector_at<V>(t.lines, t.panel_stride, v0 + v) + block * Source::kBlockBytes);
+      const int groups = (t.kc - kb < kActGroup ? t.kc - kb : kActGroup) / kSumGroup;
+      const uint8_t* a = chunk.base + kb;
+      const int32_t* inits = chunk.inits(0) + kb / kSumGroup;
+      for (int group = 0; group < groups; ++group, a += kSumGroup, ++inits) {
+        typename V::Int sum[R][N];
+        KT_UNROLL
+        for (int r = 0; r < R; ++r) {
+          KT_UNROLL
+          for (int v = 0; v < N; ++v) sum[r][v] = V::broadcast32(inits + r * kInits);
+        }
+        KT_UNROLL
+        for (int v = 0; v < N; ++v) source[v].group();
+        KT_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          typename V::Int w[2][N];
+          KT_UNROLL
+          for (int v = 0; v < N; ++v) source[v].pair(i, w[0][v], w[1][v]);
+          KT_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            KT_UNROLL
+            for (int r = 0; r < R; ++r) {
+              const auto x = V::broadcast32(a + r * Chunk<U4S8Core>::kPitch + 16 * half + 4 * i);
+              KT_UNROLL
+              for (int v = 0; v < N; ++v) sum[r][v] = V::add_16(sum[r][v], V::madd_u8s8(w[half][v], x));
+            }
+          }
+        }
+        KT_UNROLL
+        for (int v = 0; v < N; ++v) {
+          const auto steps = source[v].steps();
+          KT_UNROLL
+          for (int r = 0; r < R; ++r) acc[r][v] = V::add_32(acc[r][v], V::madd_s16(sum[r][v], steps));
+        }
+      }
+      TileArgs part = t;
+      part.c = t.c + v0 * V::kLanes;
+      part.scales[0] = t.scales[0] + v0 * V::kLanes;
+      flush_group<V, R, N>(part, acc, t.first && block == 0, [&](int r) { return chunk.scales(r)[block]; });
+    }
+  }
+};
+
+}  // namespace
+}  // namespace kt
