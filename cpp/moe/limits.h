@@ -17,6 +17,13 @@ namespace kt {
 // limit.
 class ReadProbe {
  public:
+  ReadProbe() = default;
+  ReadProbe(ReadProbe&&) = default;
+  ReadProbe& operator=(ReadProbe&&) = default;
+  // Said aloud, because a vector of move-only buffers claims that it can be copied.
+  ReadProbe(const ReadProbe&) = delete;
+  ReadProbe& operator=(const ReadProbe&) = delete;
+
   // `bytes` over all workers; well above the last-level cache, or the figure means nothing. The pool must outlive the
   // probe.
   static Status create(Pool& pool, size_t bytes, ReadProbe* out);
