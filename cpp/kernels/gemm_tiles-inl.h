@@ -196,7 +196,8 @@ void gemm_tiles(const GemmArgs& g) {
       if (g.rows) {
         Core::Gather::gather(g.acts, g.rows[i], k0, kc, g.k, scratch.rows + i * Scratch::kPitch, scales, inits);
       } else if constexpr (Core::kInt) {
-        Core::Gather::gather_scales(g.acts, g.first_row + i, k0, kc, scales, inits);
+        gather_scales(g.acts, g.first_row + i, k0, kc, scales);
+        gather_inits(g.acts, g.first_row + i, k0, kc, Int8::kOffset, inits);
       }
     }
     if (!g.rows) a = {g.acts.data + g.first_row * g.acts.pitch + static_cast<size_t>(k0) * Core::kElementBytes, g.acts.pitch};
