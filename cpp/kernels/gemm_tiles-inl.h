@@ -126,7 +126,6 @@ struct TileU8S8 {
       if constexpr (N == 2) Tiles::template store<1>(sums[1], kLineBytes);
       if constexpr (M == 2) Tiles::template store<2>(sums[N], kLineBytes);
       if constexpr (M == 2 && N == 2) Tiles::template store<3>(sums[3], kLineBytes);
-      Tiles::fence();
       const bool first = t.first && group == 0;
       for (int r = 0; r < rows; ++r) {
         KT_UNROLL
@@ -212,7 +211,6 @@ void gemm_tiles(const GemmArgs& g) {
           b[j] = scratch.panels + j * Scratch::kPanelChunk;
         }
       }
-      Tiles::fence();
       // The chunk two panels on, or of the next depth.
       const uint8_t* ahead = packed + 2 * stride + Format::offset(k0);
       if (p + 2 >= g.n_panels) ahead = k0 + kc < depth ? g.panels + Format::offset(k0 + kc) : g.next;

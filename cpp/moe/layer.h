@@ -41,6 +41,9 @@ struct ForwardArgs {
 
 class Layer {
  public:
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
   static Status create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config, std::unique_ptr<Layer>* out);
 
   // Packs one expert with all workers. Blocking.

@@ -23,30 +23,30 @@ struct AmxTiles {
   }
   // Frees the tile state, so that context switches need not save 8 KB.
   static void end() { _tile_release(); }
-  // gcc 12 does not see that tile loads read memory: this keeps plain stores before them.
-  static void fence() { asm volatile("" ::: "memory"); }
 
+  // Assembly, because gcc's intrinsics paste the tile number into a name and so take no template argument. The memory
+  // clobbers order plain stores before tile loads and tile stores before plain loads.
   template <int T>
   static void zero() {
-    _tile_zero(T);
+    asm volatile("tilezero %%tmm%c0" ::"i"(T));
   }
   template <int T>
   static void load(const void* p, size_t pitch) {
-    _tile_loadd(T, p, pitch);
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(pitch), "i"(T) : "memory");
   }
   template <int T>
   static void store(void* p, size_t pitch) {
-    _tile_stored(T, p, pitch);
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(pitch), "i"(T) : "memory");
   }
   // c += a (s8, rows x 64 k) * b (u8, lines of 16 n x 4 k)
   template <int C, int A, int B>
   static void dot_s8u8() {
-    _tile_dpbsud(C, A, B);
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
   // c += a (bf16, rows x 32 k) * b (bf16, lines of 16 n x 2 k)
   template <int C, int A, int B>
   static void dot_bf16() {
-    _tile_dpbf16ps(C, A, B);
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
 };
 
