@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/status.h"
 #include "kernels/dispatch.h"
 #include "kernels/kernel.h"
 
@@ -40,7 +41,7 @@ kt::ReadProbe make_probe(kt::Pool& pool, double gigabytes) {
     nb::gil_scoped_release released;
     status = kt::ReadProbe::create(pool, static_cast<size_t>(gigabytes * 1e9), &probe);
   }
-  if (!status.is_ok()) throw std::bad_alloc();
+  raise(status);
   return probe;
 }
 

@@ -8,7 +8,7 @@ from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings, Settings
 
 # Rounds of a point. Each brings its own limits, so more rounds follow a changing machine better.
-_ROUNDS = 5
+_ROUNDS = 9
 
 
 def probe_gigabytes() -> float:

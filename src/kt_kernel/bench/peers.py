@@ -76,6 +76,7 @@ class _Match:
 
     def play(self) -> None:
         choice = self._choose_threads()
+        found = []
         # Points that share thread counts follow each other: changing them means packing again.
         for tokens in sorted(self._settings.tokens, key=lambda t: (choice[t]["ours"], choice[t]["peer"], t)):
             self._progress.say(f"{self._label()} T={tokens}")
@@ -89,7 +90,7 @@ class _Match:
                     answer = side.call("time", tokens=tokens, seconds=self._settings.seconds / ROUNDS)
                     taken[name]["us"] += answer["us"]
                     taken[name]["bytes"] = answer["unique_experts"] * self._bytes_per_expert[name]
-            self._findings.figures.append(
+            found.append(
                 figures.peer_figure(
                     shape=self._shape,
                     weight_format=self._format,
@@ -100,6 +101,7 @@ class _Match:
                 )
             )
             self._progress.done()
+        self._findings.figures += sorted(found, key=lambda figure: figure["tokens"])
 
     def _choose_threads(self) -> dict[int, dict[str, int]]:
         """tokens -> side -> thread count."""
