@@ -55,10 +55,4 @@ class Layers:
                 layer.load_expert(expert, *weights)
 
     def forward(self, batch: Batch, call: int) -> None:
-        self._layers[call % len(self._layers)].forward(
-            batch.tokens,
-            batch.ids[call % len(batch.ids)].ctypes.data,
-            batch.weights.ctypes.data,
-            batch.input.ctypes.data,
-            batch.output.ctypes.data,
-        )
+        self._layers[call % len(self._layers)].forward(batch.tokens, *batch.addresses(call))

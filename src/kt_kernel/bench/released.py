@@ -41,6 +41,8 @@ class Released:
         self._keep: list = []
         self._shape: Shape | None = None
         self._batch: Batch | None = None
+        self._n_tokens = np.zeros(1, np.int32)  # read when a task runs, so it has to outlive the call
+        self._n_tokens_address = self._n_tokens.ctypes.data
 
     def hello(self) -> dict:
         return {
@@ -130,22 +132,13 @@ class Released:
     def _batch_of(self, tokens: int) -> Batch:
         if self._batch is None or self._batch.tokens != tokens:
             self._batch = Batch(self._shape, tokens)
-            self._n_tokens = np.array([tokens], np.int32)
+            self._n_tokens[0] = tokens
             self._forward(self._batch, 0)  # touches every buffer
         return self._batch
 
     def _forward(self, batch: Batch, call: int) -> None:
-        self._run(
-            self._layers[call % len(self._layers)].forward_task(
-                self._n_tokens.ctypes.data,
-                self._shape.top_k,
-                batch.ids[call % len(batch.ids)].ctypes.data,
-                batch.weights.ctypes.data,
-                batch.input.ctypes.data,
-                batch.output.ctypes.data,
-                False,
-            )
-        )
+        layer = self._layers[call % len(self._layers)]
+        self._run(layer.forward_task(self._n_tokens_address, self._shape.top_k, *batch.addresses(call), False))
 
     def _run(self, task) -> None:
         self._infer.submit(task)
