@@ -27,7 +27,12 @@ class Findings:
     limits: dict[str, dict] = field(default_factory=dict)
     figures: list[dict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    failed: bool = False  # a figure that was asked for could not be taken; a note says why
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    def fail(self, text: str) -> None:
+        self.failed = True
+        self.note(text)

@@ -150,6 +150,8 @@ def _run(
         if save:
             for path in results.save(run, _RESULTS, machine):
                 print(f"wrote {path}", file=sys.stderr)
+        if findings.failed:
+            raise typer.Exit(1)
     except (BenchError, OSError) as error:
         print(f"kt bench: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
