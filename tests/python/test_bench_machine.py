@@ -24,3 +24,7 @@ def test_facts_are_of_this_machine():
     facts = machine.facts()
     assert facts["cpus"] >= facts["cores"] >= 1
     assert facts["memory_bytes"] > machine.available_bytes() > 0
+
+
+def test_busy_share_is_a_share():
+    assert 0 <= machine.busy_share(0.05) <= 1

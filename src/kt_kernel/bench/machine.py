@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import time
 from pathlib import Path
 
 
@@ -62,6 +63,19 @@ def available_bytes() -> int:
     if limit.isdigit() and used.isdigit():
         available = min(available, int(limit) - int(used))
     return available
+
+
+def busy_share(seconds: float = 0.3) -> float:
+    """CPU time that others use while we sleep, of all CPUs; 0 where the system does not tell."""
+
+    def ticks() -> tuple[int, int]:
+        fields = [int(field) for field in _read("/proc/stat").partition("\n")[0].split()[1:9]] or [0] * 8
+        return sum(fields), fields[3] + fields[4]  # all, idle (waiting for a disk included)
+
+    total, idle = ticks()
+    time.sleep(seconds)
+    later_total, later_idle = ticks()
+    return 1 - (later_idle - idle) / (later_total - total) if later_total > total else 0.0
 
 
 def _meminfo(key: str) -> int:

@@ -10,6 +10,7 @@ import typer
 
 import kt_kernel
 from kt_kernel.bench import kernels, peers, progress, results, roofline, wheel
+from kt_kernel.bench import machine as facts
 from kt_kernel.bench.errors import BenchError
 from kt_kernel.bench.run import Findings, Settings
 from kt_kernel.cli import options
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 
 _RESULTS = Path("bench/results")
+_QUIET = 0.05  # CPU share of others that a measurement survives
 _PEER_FORMATS = tuple(peers.TOLERANCE)
 
 
@@ -133,6 +135,9 @@ def _run(
     """Measures, then prints, plots and saves. Anything that keeps a figure from being taken ends with exit code 1."""
     machine = options.machine_name(machine)
     findings = Findings()
+    busy = facts.busy_share()
+    if busy > _QUIET:
+        findings.note(f"other processes used {busy:.0%} of the CPUs at the start: times and ratios suffer, peers' most")
     try:
         with progress.Progress(points) as bar:
             for part in parts:
