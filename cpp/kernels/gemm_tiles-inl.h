@@ -1,7 +1,12 @@
-// Matrix products by tiles: 32 rows x 2 panels as 2 x 2 accumulator tiles.
+// Matrix products by tiles: blocks of 32 rows x 2 panels as 2 x 2 accumulator tiles.
 //
-// Order: depth chunk, pair of panels, rows. The two panels' chunk (16 or 32 KB, decoded there if the format needs it)
-// sits in L1 while all rows pass over it; the rows' chunk, gathered once, streams from L2.
+// What limits a tile product is not the tile unit but the L2 cache: a block of 32 x 32 outputs reads A and B at 32 bytes
+// per cycle each when the unit is busy, and a core gets about 48 from L2. So
+//   - depth slab (2 KB of every row): the rows' slab is gathered once into L2, the slab of two panels decoded once;
+//   - then two panels, then up to kBlocks blocks of rows, then depth steps of kStep: the panels' step and the blocks'
+//     outputs stay in L1, only A streams from L2;
+//   - the outputs of one block are rescaled while the tiles of the next one run (int8), a quarter after each tile step;
+//   - the next two panels are prefetched from memory meanwhile.
 #pragma once
 
 #include "kernels/lines-inl.h"
@@ -12,73 +17,91 @@ namespace {
 
 constexpr int kTileRows = 16;
 constexpr int kTileBytes = 1024;
+constexpr int kBlockRows = 2 * kTileRows;
+static_assert(kBlockRows == kRowUnit);
+// Bytes of a row in one depth slab.
+constexpr int kSlabBytes = 2048;
+// 64 bytes of padding spread the rows over the cache sets.
+constexpr size_t kSlabPitch = kSlabBytes + 64;
 
-// Rows of activations as tiles read them: gathered into scratch, or in place when they are consecutive already.
+// Rows of one slab as tiles read them: gathered into scratch, or in place when they are consecutive already.
 struct TileRows {
   const uint8_t* data;
   size_t pitch;
+  const float* scales;
+  const int32_t* sums;
+  int group_pitch;
 };
 
-template <class Tiles>
-struct TilePrefetch {
+// Lines of weights to fetch while the tiles work, so many after each tile step.
+struct Prefetch {
   const uint8_t* next;
   const uint8_t* end;
   int lines_per_step;
-  // Spreads the fetch of the next weights over the steps of this product, so that DRAM works while the tiles do.
+
   KT_INLINE void step() {
     for (int i = 0; i < lines_per_step && next < end; ++i, next += kLineBytes) __builtin_prefetch(next, 0, 2);
   }
 };
 
-// acc tiles 0..3 += A (tiles 4, 5) x B (tiles 6, 7) over `steps` tile depths. M, N: 1 or 2 tiles of rows and panels.
-template <class Tiles, bool kInt, int M, int N>
-KT_INLINE void tile_product(const uint8_t* a, size_t a_pitch, const uint8_t* b0, const uint8_t* b1, int steps, TilePrefetch<Tiles>& prefetch) {
-  for (int s = 0; s < steps; ++s, a += 64, b0 += kTileBytes, b1 += kTileBytes) {
-    prefetch.step();
-    Tiles::template load<4>(a, a_pitch);
-    Tiles::template load<6>(b0, kLineBytes);
-    if constexpr (kInt) {
-      Tiles::template dot_s8u8<0, 4, 6>();
-    } else {
-      Tiles::template dot_bf16<0, 4, 6>();
-    }
-    if constexpr (N == 2) {
-      Tiles::template load<7>(b1, kLineBytes);
-      if constexpr (kInt) {
-        Tiles::template dot_s8u8<1, 4, 7>();
-      } else {
-        Tiles::template dot_bf16<1, 4, 7>();
-      }
-    }
-    if constexpr (M == 2) {
-      Tiles::template load<5>(a + kTileRows * a_pitch, a_pitch);
-      if constexpr (kInt) {
-        Tiles::template dot_s8u8<2, 5, 6>();
-      } else {
-        Tiles::template dot_bf16<2, 5, 6>();
-      }
-      if constexpr (N == 2) {
-        if constexpr (kInt) {
-          Tiles::template dot_s8u8<3, 5, 7>();
-        } else {
-          Tiles::template dot_bf16<3, 5, 7>();
-        }
-      }
-    }
+// One block: rows i.., panels p and p + 1, one depth step.
+struct TileBlock {
+  const uint8_t* a;
+  size_t a_pitch;
+  const uint8_t* b[2];
+  float* c;
+  size_t c_pitch;
+  int rows;
+  int tile_steps;
+  bool first;              // c is written, not added to
+  const float* scales;     // of the block's rows in this group, group_pitch apart
+  const int32_t* sums;
+  int group_pitch;
+  const float* row_scales[2];
+};
+
+template <class Tiles, bool kInt, int C, int A, int B>
+KT_INLINE void tile_dot() {
+  if constexpr (kInt) {
+    Tiles::template dot_s8u8<C, A, B>();
+  } else {
+    Tiles::template dot_bf16<C, A, B>();
   }
 }
 
-// bf16: the f32 accumulator tiles live in c between chunks.
+// Tiles 0..3 += A (tiles 4, 5) x B (tiles 6, 7). M, N: 1 or 2 tiles of rows and of panels. between(step) runs vector work
+// behind each tile step.
+template <class Tiles, bool kInt, int M, int N, class Between>
+KT_INLINE void tile_product(const TileBlock& block, Between between) {
+  const uint8_t *a = block.a, *b0 = block.b[0], *b1 = block.b[1];
+  for (int s = 0; s < block.tile_steps; ++s, a += 64, b0 += kTileBytes, b1 += kTileBytes) {
+    Tiles::template load<4>(a, block.a_pitch);
+    Tiles::template load<6>(b0, kLineBytes);
+    tile_dot<Tiles, kInt, 0, 4, 6>();
+    if constexpr (N == 2) {
+      Tiles::template load<7>(b1, kLineBytes);
+      tile_dot<Tiles, kInt, 1, 4, 7>();
+    }
+    if constexpr (M == 2) {
+      Tiles::template load<5>(a + kTileRows * block.a_pitch, block.a_pitch);
+      tile_dot<Tiles, kInt, 2, 5, 6>();
+      if constexpr (N == 2) tile_dot<Tiles, kInt, 3, 5, 7>();
+    }
+    between(s);
+  }
+}
+
+// bf16: the f32 accumulator tiles live in c between depth steps.
 template <class V, class Tiles>
 struct TileBf16 {
   static constexpr bool kInt = false;
-  static constexpr int kChunk = 512;
   static constexpr int kElementBytes = 2;
-  static constexpr int kStep = 32;
+  static constexpr int kTileDepth = 32;
+  static constexpr int kStep = 256;
   using Gather = Bf16Core<V>;
 
   template <int M, int N>
-  static void block(const TileArgs& t, TileRows a, const uint8_t* b0, const uint8_t* b1, const float*, const int32_t*, int, TilePrefetch<Tiles>& prefetch) {
+  KT_INLINE void block(const TileBlock& t, Prefetch& prefetch) {
     const size_t pitch = t.c_pitch * 4;
     float* low = t.c + kTileRows * t.c_pitch;
     if (t.first) {
@@ -92,150 +115,216 @@ struct TileBf16 {
       if constexpr (M == 2) Tiles::template load<2>(low, pitch);
       if constexpr (M == 2 && N == 2) Tiles::template load<3>(low + kPanelRows, pitch);
     }
-    tile_product<Tiles, false, M, N>(a.data, a.pitch, b0, b1, t.kc / kStep, prefetch);
+    tile_product<Tiles, kInt, M, N>(t, [&](int) { prefetch.step(); });
     Tiles::template store<0>(t.c, pitch);
     if constexpr (N == 2) Tiles::template store<1>(t.c + kPanelRows, pitch);
     if constexpr (M == 2) Tiles::template store<2>(low, pitch);
     if constexpr (M == 2 && N == 2) Tiles::template store<3>(low + kPanelRows, pitch);
   }
+  void finish() {}
 };
 
-// u8 x s8: int32 tiles per kActGroup, then the same float step as the vector kernels, to the bit.
+// u8 x s8: int32 tiles over one kActGroup, then the same float step as the vector kernels, to the bit.
 template <class V, class Tiles>
 struct TileU8S8 {
   static constexpr bool kInt = true;
-  static constexpr int kChunk = 512;
   static constexpr int kElementBytes = 1;
-  static constexpr int kStep = 64;
-  static constexpr int kGroups = kChunk / kActGroup;
+  static constexpr int kTileDepth = 64;
+  static constexpr int kStep = kActGroup;
+  static constexpr int kParts = kStep / kTileDepth;
   using Gather = U8S8Core<V>;
 
-  template <int M, int N>
-  static void block(const TileArgs& t, TileRows a, const uint8_t* b0, const uint8_t* b1, const float* scales, const int32_t* inits, int rows,
-                    TilePrefetch<Tiles>& prefetch) {
-    alignas(64) int32_t sums[M * N][kTileRows * kPanelRows];
-    for (int kb = 0, group = 0; kb < t.kc; kb += kActGroup, ++group) {
-      const int kc = t.kc - kb < kActGroup ? t.kc - kb : kActGroup;
-      Tiles::template zero<0>();
-      if constexpr (N == 2) Tiles::template zero<1>();
-      if constexpr (M == 2) Tiles::template zero<2>();
-      if constexpr (M == 2 && N == 2) Tiles::template zero<3>();
-      const size_t offset = static_cast<size_t>(kb) * kPanelRows;
-      tile_product<Tiles, true, M, N>(a.data + kb, a.pitch, b0 + offset, b1 + offset, kc / kStep, prefetch);
-      Tiles::template store<0>(sums[0], kLineBytes);
-      if constexpr (N == 2) Tiles::template store<1>(sums[1], kLineBytes);
-      if constexpr (M == 2) Tiles::template store<2>(sums[N], kLineBytes);
-      if constexpr (M == 2 && N == 2) Tiles::template store<3>(sums[3], kLineBytes);
-      const bool first = t.first && group == 0;
-      for (int r = 0; r < rows; ++r) {
+  // The block whose sums wait to be added to its c.
+  TileBlock pending;
+  int pending_panels = 0;
+  alignas(64) int32_t sums[4][kTileRows * kPanelRows];
+
+  template <int N, bool kFirst>
+  KT_INLINE void add_rows(int begin, int end) const {
+    typename V::F32 d[N][kPanelRows / V::kLanes];
+    KT_UNROLL
+    for (int n = 0; n < N; ++n) {
+      KT_UNROLL
+      for (int v = 0; v < kPanelRows / V::kLanes; ++v) d[n][v] = V::load_f32(pending.row_scales[n] + v * V::kLanes);
+    }
+    for (int r = begin; r < end; ++r) {
+      const auto scale = V::set1_f32(pending.scales[r * pending.group_pitch]);
+      const auto init = V::set1_32(-Int8::kOffset * pending.sums[r * pending.group_pitch]);
+      float* c = pending.c + r * pending.c_pitch;
+      KT_UNROLL
+      for (int n = 0; n < N; ++n) {
+        const int32_t* sum = sums[r / kTileRows * 2 + n] + r % kTileRows * kPanelRows;
         KT_UNROLL
-        for (int n = 0; n < N; ++n) {
-          const int32_t* sum = sums[r / kTileRows * N + n] + r % kTileRows * kPanelRows;
-          KT_UNROLL
-          for (int v = 0; v < kPanelRows; v += V::kLanes) {
-            float* c = t.c + r * t.c_pitch + n * kPanelRows + v;
-            const auto scale = V::mul(V::set1_f32(scales[r * kGroups + group]), V::load_f32(t.scales[n] + v));
-            const auto dot = V::to_f32(V::add_32(V::load(sum + v), V::set1_32(inits[r * kGroups + group])));
-            V::store_f32(c, V::fma(dot, scale, first ? V::zero_f32() : V::load_f32(c)));
-          }
+        for (int v = 0; v < kPanelRows / V::kLanes; ++v) {
+          float* at = c + n * kPanelRows + v * V::kLanes;
+          const auto dot = V::to_f32(V::add_32(V::load(sum + v * V::kLanes), init));
+          V::store_f32(at, V::fma(dot, V::mul(scale, d[n][v]), kFirst ? V::zero_f32() : V::load_f32(at)));
         }
       }
     }
+  }
+
+  // The part'th quarter of the pending block.
+  KT_INLINE void add_part(int part) const {
+    const int begin = pending.rows * part / kParts, end = pending.rows * (part + 1) / kParts;
+    if (pending_panels == 2) {
+      if (pending.first) return add_rows<2, true>(begin, end);
+      return add_rows<2, false>(begin, end);
+    }
+    if (pending_panels == 0) return;
+    if (pending.first) return add_rows<1, true>(begin, end);
+    add_rows<1, false>(begin, end);
+  }
+
+  template <int M, int N>
+  KT_INLINE void block(const TileBlock& t, Prefetch& prefetch) {
+    Tiles::template zero<0>();
+    if constexpr (N == 2) Tiles::template zero<1>();
+    if constexpr (M == 2) Tiles::template zero<2>();
+    if constexpr (M == 2 && N == 2) Tiles::template zero<3>();
+    tile_product<Tiles, kInt, M, N>(t, [&](int s) {
+      prefetch.step();
+      add_part(s);
+    });
+    for (int part = t.tile_steps; part < kParts; ++part) add_part(part);
+    Tiles::template store<0>(sums[0], kLineBytes);
+    if constexpr (N == 2) Tiles::template store<1>(sums[1], kLineBytes);
+    if constexpr (M == 2) Tiles::template store<2>(sums[2], kLineBytes);
+    if constexpr (M == 2 && N == 2) Tiles::template store<3>(sums[3], kLineBytes);
+    pending = t;
+    pending_panels = N;
+  }
+
+  void finish() {
+    for (int part = 0; part < kParts; ++part) add_part(part);
+    pending_panels = 0;
   }
 };
 
 template <class Core>
+KT_INLINE void tile_block(Core& core, const TileBlock& t, int panels, Prefetch& prefetch) {
+  if (t.rows > kTileRows) {
+    if (panels == 2) return core.template block<2, 2>(t, prefetch);
+    return core.template block<2, 1>(t, prefetch);
+  }
+  if (panels == 2) return core.template block<1, 2>(t, prefetch);
+  core.template block<1, 1>(t, prefetch);
+}
+
+template <class Core>
 struct TileScratch {
-  // 64 bytes of padding spread the rows over the cache sets.
-  static constexpr size_t kPitch = static_cast<size_t>(Core::kChunk) * Core::kElementBytes + 64;
-  static constexpr size_t kPanelChunk = static_cast<size_t>(Core::kChunk) * kPanelRows * Core::kElementBytes;
-  static constexpr int kGroups = Core::kChunk / kActGroup;
-  static constexpr size_t bytes(int rows) { return 2 * kPanelChunk + static_cast<size_t>(round_up(rows, 2 * kTileRows)) * (kPitch + 8 * kGroups) + 64; }
+  static constexpr int kDepth = kSlabBytes / Core::kElementBytes;
+  static constexpr int kGroups = kDepth / kActGroup;
+  static constexpr size_t kPanelBytes = static_cast<size_t>(kSlabBytes) * kPanelRows;
+  static constexpr size_t kRowBytes = kSlabPitch + 8 * kGroups;
+  static constexpr size_t bytes(int m) { return 2 * kPanelBytes + static_cast<size_t>(round_up(m, kBlockRows)) * kRowBytes; }
 
   uint8_t* panels;
   uint8_t* rows;
   float* scales;
-  int32_t* inits;
-  TileScratch(uint8_t* base, int m)
-      : panels(base),
-        rows(base + 2 * kPanelChunk),
-        scales(reinterpret_cast<float*>(rows + static_cast<size_t>(round_up(m, 2 * kTileRows)) * kPitch)),
-        inits(reinterpret_cast<int32_t*>(scales + static_cast<size_t>(round_up(m, 2 * kTileRows)) * kGroups)) {}
+  int32_t* sums;
+  TileScratch(uint8_t* base, int m) : panels(base), rows(base + 2 * kPanelBytes) {
+    const size_t padded = static_cast<size_t>(round_up(m, kBlockRows));
+    scales = reinterpret_cast<float*>(rows + padded * kSlabPitch);
+    sums = reinterpret_cast<int32_t*>(scales + padded * kGroups);
+  }
 };
 
-template <class Core, class Tiles>
-KT_INLINE void tile_block(int rows, int panels, const TileArgs& t, TileRows a, const uint8_t* b0, const uint8_t* b1, const float* scales,
-                          const int32_t* inits, TilePrefetch<Tiles>& prefetch) {
-  if (rows > kTileRows) {
-    if (panels == 2) return Core::template block<2, 2>(t, a, b0, b1, scales, inits, rows, prefetch);
-    return Core::template block<2, 1>(t, a, b0, b1, scales, inits, rows, prefetch);
+template <class Core>
+TileRows tile_rows_of_slab(const GemmArgs& g, const TileScratch<Core>& scratch, int k0, int kc) {
+  constexpr int kGroups = TileScratch<Core>::kGroups;
+  const size_t at = static_cast<size_t>(k0) * Core::kElementBytes;
+  if (!g.rows) {
+    const size_t group = static_cast<size_t>(g.first_row) * g.acts.group_pitch + k0 / kActGroup;
+    return {g.acts.data + g.first_row * g.acts.pitch + at, g.acts.pitch, g.acts.scales + group, g.acts.group_sums + group, g.acts.group_pitch};
   }
-  if (panels == 2) return Core::template block<1, 2>(t, a, b0, b1, scales, inits, rows, prefetch);
-  return Core::template block<1, 1>(t, a, b0, b1, scales, inits, rows, prefetch);
+  // The rows lie anywhere, so the hardware prefetcher does not find the next one.
+  constexpr int kAhead = 4;
+  for (int i = 0; i < g.m; ++i) {
+    if (i + kAhead < g.m) {
+      const uint8_t* next = g.acts.data + g.rows[i + kAhead] * g.acts.pitch + at;
+      for (int b = 0; b < kc * Core::kElementBytes; b += kLineBytes) __builtin_prefetch(next + b, 0, 2);
+    }
+    uint8_t* to = scratch.rows + i * kSlabPitch;
+    if constexpr (Core::kInt) {
+      gather_values(g.acts, g.rows[i], k0, kc, 1, to);
+      const size_t group = static_cast<size_t>(g.rows[i]) * g.acts.group_pitch + k0 / kActGroup;
+      for (int j = 0; j * kActGroup < kc; ++j) {
+        scratch.scales[i * kGroups + j] = g.acts.scales[group + j];
+        scratch.sums[i * kGroups + j] = g.acts.group_sums[group + j];
+      }
+    } else {
+      Core::Gather::gather(g.acts, g.rows[i], k0, kc, g.k, to, nullptr, nullptr);
+    }
+  }
+  return {scratch.rows, kSlabPitch, scratch.scales, scratch.sums, kGroups};
 }
 
-// c must have room for m rounded up to 32 rows, and so must activations that are read in place.
+// All rows over one slab of one or two panels.
+template <class Core>
+KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, int p, int panels, const uint8_t* const (&b)[2], size_t panel_stride,
+                                int k0, int kc, Prefetch prefetch) {
+  // 4 blocks of outputs are 16 KB.
+  constexpr int kBlocks = 4;
+  const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;
+  TileBlock t{};
+  t.a_pitch = rows.pitch;
+  t.c_pitch = c_pitch;
+  t.group_pitch = rows.group_pitch;
+  for (int j = 0; j < 2; ++j) t.row_scales[j] = reinterpret_cast<const float*>(g.panels + (p + (panels == 2 ? j : 0)) * panel_stride);
+  const int blocks = div_up(g.m, kBlockRows);
+  prefetch.lines_per_step = div_up(static_cast<int>((prefetch.end - prefetch.next) / kLineBytes), blocks * (kc / Core::kTileDepth));
+  for (int first = 0; first < blocks; first += kBlocks) {
+    for (int k = 0; k < kc; k += Core::kStep) {
+      t.tile_steps = (kc - k < Core::kStep ? kc - k : Core::kStep) / Core::kTileDepth;
+      t.first = k0 + k == 0;
+      for (int j = 0; j < 2; ++j) t.b[j] = b[j] + static_cast<size_t>(k) * kPanelRows * Core::kElementBytes;
+      for (int block = first; block < blocks && block < first + kBlocks; ++block) {
+        const int i0 = block * kBlockRows;
+        t.a = rows.data + i0 * rows.pitch + static_cast<size_t>(k) * Core::kElementBytes;
+        t.c = g.c + i0 * c_pitch + static_cast<size_t>(p) * kPanelRows;
+        t.rows = g.m - i0 < kBlockRows ? g.m - i0 : kBlockRows;
+        if constexpr (Core::kInt) {
+          t.scales = rows.scales + i0 * rows.group_pitch + k / kActGroup;
+          t.sums = rows.sums + i0 * rows.group_pitch + k / kActGroup;
+        }
+        tile_block(core, t, panels, prefetch);
+      }
+    }
+  }
+}
+
+// c, and activations that are read in place, must have room for m rounded up to kRowUnit rows.
 template <class V, class Tiles, class Core, class Format>
 void gemm_tiles(const GemmArgs& g) {
   using Scratch = TileScratch<Core>;
   constexpr bool kDecode = Core::kInt && !kIsInt8<Format>;
-  constexpr int kRows = 2 * kTileRows;
   const int depth = padded_depth(g.k);
   const size_t stride = Format::panel_bytes(g.k);
-  const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;
   const Scratch scratch(g.scratch, g.m);
-  const int row_blocks = div_up(g.m, kRows);
+  Core core;
   Tiles::begin();
-  for (int k0 = 0; k0 < depth; k0 += Core::kChunk) {
-    const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
-    TileRows a{scratch.rows, Scratch::kPitch};
-    for (int i = 0; i < g.m; ++i) {
-      float* scales = scratch.scales + i * Scratch::kGroups;
-      int32_t* inits = scratch.inits + i * Scratch::kGroups;
-      if (g.rows) {
-        Core::Gather::gather(g.acts, g.rows[i], k0, kc, g.k, scratch.rows + i * Scratch::kPitch, scales, inits);
-      } else if constexpr (Core::kInt) {
-        gather_scales(g.acts, g.first_row + i, k0, kc, scales);
-        gather_inits(g.acts, g.first_row + i, k0, kc, Int8::kOffset, inits);
-      }
-    }
-    if (!g.rows) a = {g.acts.data + g.first_row * g.acts.pitch + static_cast<size_t>(k0) * Core::kElementBytes, g.acts.pitch};
+  for (int k0 = 0; k0 < depth; k0 += Scratch::kDepth) {
+    const int kc = depth - k0 < Scratch::kDepth ? depth - k0 : Scratch::kDepth;
+    const TileRows rows = tile_rows_of_slab<Core>(g, scratch, k0, kc);
     for (int p = 0; p < g.n_panels; p += 2) {
       const int panels = g.n_panels - p < 2 ? 1 : 2;
-      const uint8_t* packed = g.panels + p * stride;
-      const uint8_t* b[2];
-      for (int j = 0; j < panels; ++j) {
-        b[j] = packed + j * stride + Format::offset(k0);
-        if constexpr (kDecode) {
-          decode_u8<V, typename LinesOf<V, Format>::U8>(b[j], kc, scratch.panels + j * Scratch::kPanelChunk);
-          b[j] = scratch.panels + j * Scratch::kPanelChunk;
+      const uint8_t* packed = g.panels + p * stride + Format::offset(k0);
+      const uint8_t* b[2] = {packed, packed + (panels - 1) * stride};
+      if constexpr (kDecode) {
+        for (int j = 0; j < panels; ++j) {
+          decode_u8<V, typename LinesOf<V, Format>::U8>(b[j], kc, scratch.panels + j * Scratch::kPanelBytes);
+          b[j] = scratch.panels + j * Scratch::kPanelBytes;
         }
       }
-      // The chunk two panels on, or of the next depth.
-      const uint8_t* ahead = packed + 2 * stride + Format::offset(k0);
+      // The slab of the panel after next; of the last panels, the next slab of the first, or what the caller reads next.
+      const uint8_t* ahead = packed + 2 * stride;
       if (p + 2 >= g.n_panels) ahead = k0 + kc < depth ? g.panels + Format::offset(k0 + kc) : g.next;
-      const size_t chunk_bytes = Format::offset(Core::kChunk) - Format::offset(0);
-      TileArgs t{};
-      for (int j = 0; j < 2; ++j) t.scales[j] = reinterpret_cast<const float*>(packed + j * stride);
-      t.kc = kc;
-      t.c_pitch = c_pitch;
-      t.first = k0 == 0;
-      TilePrefetch<Tiles> prefetch[2] = {};
-      const int steps = row_blocks * (kc / Core::kStep);
-      if (ahead) {
-        for (int j = 0; j < 2; ++j) {
-          const uint8_t* from = ahead + j * stride;
-          prefetch[j] = {from, from + chunk_bytes, div_up(static_cast<int>(chunk_bytes / kLineBytes), steps > 1 ? steps / 2 : 1)};
-        }
-      }
-      for (int block = 0; block < row_blocks; ++block) {
-        const int i0 = block * kRows;
-        t.c = g.c + i0 * c_pitch + static_cast<size_t>(p) * kPanelRows;
-        const TileRows rows{a.data + i0 * a.pitch, a.pitch};
-        tile_block<Core, Tiles>(g.m - i0 < kRows ? g.m - i0 : kRows, panels, t, rows, b[0], b[panels - 1], scratch.scales + i0 * Scratch::kGroups,
-                                scratch.inits + i0 * Scratch::kGroups, prefetch[2 * block < row_blocks ? 0 : 1]);
-      }
+      const size_t slab_bytes = Format::offset(Scratch::kDepth) - Format::offset(0);
+      Prefetch prefetch{ahead, ahead ? ahead + slab_bytes : nullptr, 0};
+      tile_panels_slab(core, g, rows, p, panels, b, stride, k0, kc, prefetch);
     }
+    core.finish();
   }
   Tiles::end();
 }

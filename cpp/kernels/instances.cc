@@ -87,7 +87,8 @@ size_t scratch_bytes(int k, int n_panels) {
   const size_t others[] = {
       gemm_scratch<Int8Core>(k, n_panels), gemm_scratch<Int4Core>(k, n_panels),
 #if defined(KT_HAS_TILES)
-      TileScratch<FloatTiles>::bytes(kMaxRows), TileScratch<IntTiles>::bytes(kMaxRows),
+      TileScratch<FloatTiles>::bytes(kMaxRows),
+      TileScratch<IntTiles>::bytes(kMaxRows),
 #endif
   };
   for (size_t other : others) bytes = other > bytes ? other : bytes;
