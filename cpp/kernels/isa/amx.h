@@ -1,8 +1,6 @@
 // AMX tiles: eight registers of 16 rows x 64 bytes.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -19,34 +17,36 @@ struct AmxTiles {
     };
     static_assert(sizeof(Config) == 64);
     const Config config;
-    _tile_loadconfig(&config);
+    asm volatile("ldtilecfg %0" : : "m"(config));  // gcc's intrinsic claims to read 8 of the 64 bytes only
   }
   // Frees the tile state, so that context switches need not save 8 KB.
-  static void end() { _tile_release(); }
-  // gcc 12 does not see that tile loads read memory: this keeps plain stores before them.
+  static void end() { asm volatile("tilerelease"); }
+  // Tile loads do not tell the compiler that they read memory: this keeps plain stores before them.
   static void fence() { asm volatile("" ::: "memory"); }
 
+  // Not the intrinsics: those of gcc paste the register number into the assembly as text, so it cannot be a template
+  // parameter.
   template <int T>
   static void zero() {
-    _tile_zero(T);
+    asm volatile("tilezero %%tmm%c0" : : "i"(T));
   }
   template <int T>
   static void load(const void* p, size_t pitch) {
-    _tile_loadd(T, p, pitch);
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(pitch), "i"(T));
   }
   template <int T>
   static void store(void* p, size_t pitch) {
-    _tile_stored(T, p, pitch);
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(pitch), "i"(T) : "memory");
   }
   // c += a (s8, rows x 64 k) * b (u8, lines of 16 n x 4 k)
   template <int C, int A, int B>
   static void dot_s8u8() {
-    _tile_dpbsud(C, A, B);
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
   // c += a (bf16, rows x 32 k) * b (bf16, lines of 16 n x 2 k)
   template <int C, int A, int B>
   static void dot_bf16() {
-    _tile_dpbf16ps(C, A, B);
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
 };
 
