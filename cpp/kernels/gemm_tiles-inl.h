@@ -186,6 +186,8 @@ void gemm_tiles(const GemmArgs& g) {
   const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;
   const Scratch scratch(g.scratch, g.m);
   const int row_blocks = div_up(g.m, kRows);
+  // bf16 rows are the caller's own: behind k lies the next row, or nothing.
+  const bool in_place = !g.rows && (Core::kInt || g.k % kDepthUnit == 0);
   Tiles::begin();
   for (int k0 = 0; k0 < depth; k0 += Core::kChunk) {
     const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
@@ -193,13 +195,13 @@ void gemm_tiles(const GemmArgs& g) {
     for (int i = 0; i < g.m; ++i) {
       float* scales = scratch.scales + i * Scratch::kGroups;
       int32_t* inits = scratch.inits + i * Scratch::kGroups;
-      if (g.rows) {
-        Core::Gather::gather(g.acts, g.rows[i], k0, kc, g.k, scratch.rows + i * Scratch::kPitch, scales, inits);
+      if (!in_place) {
+        Core::Gather::gather(g.acts, act_row(g, i), k0, kc, g.k, scratch.rows + i * Scratch::kPitch, scales, inits);
       } else if constexpr (Core::kInt) {
         Core::Gather::gather_scales(g.acts, g.first_row + i, k0, kc, scales, inits);
       }
     }
-    if (!g.rows) a = {g.acts.data + g.first_row * g.acts.pitch + static_cast<size_t>(k0) * Core::kElementBytes, g.acts.pitch};
+    if (in_place) a = {g.acts.data + g.first_row * g.acts.pitch + static_cast<size_t>(k0) * Core::kElementBytes, g.acts.pitch};
     for (int p = 0; p < g.n_panels; p += 2) {
       const int panels = g.n_panels - p < 2 ? 1 : 2;
       const uint8_t* packed = g.panels + p * stride;
