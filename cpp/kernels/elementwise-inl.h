@@ -1,8 +1,8 @@
 // The work between the matrix products: quantising activations, silu(g) * u, weighted sums, rounding to bf16.
 #pragma once
 
+#include <cfloat>
 #include <cstring>
-#include <limits>
 
 #include "base/bf16.h"
 #include "kernels/kernel.h"
@@ -31,7 +31,7 @@ KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* 
   *scale = amax / kMax + nan;
   // Zeros, denormals whose inverse is no float, and poisoned groups: integers and sums of 0 keep the kernels' int32
   // arithmetic in range.
-  if (!(nan == 0.0f && kMax / amax <= std::numeric_limits<float>::max())) {
+  if (!(nan == 0.0f && kMax / amax <= FLT_MAX)) {
     std::memset(data, 0, static_cast<size_t>(padded) * act_bytes(kKind));
     std::memset(sums, 0, static_cast<size_t>(padded / kSumGroup) * 4);
     return;

@@ -62,6 +62,8 @@ class Guarded {
   const T& operator[](size_t i) const { return data_[i]; }
   T* begin() { return data_; }
   T* end() { return data_ + count_; }
+  const T* begin() const { return data_; }
+  const T* end() const { return data_ + count_; }
 
   // From here on writing faults.
   void seal() { mprotect(map_, map_bytes_ - static_cast<size_t>(sysconf(_SC_PAGESIZE)), PROT_READ); }
