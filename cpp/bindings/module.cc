@@ -4,9 +4,13 @@
 namespace nb = nanobind;
 
 void bind_cpu(nb::module_& m);
+void bind_moe(nb::module_& m);
+void bind_limits(nb::module_& m);
 
 NB_MODULE(_core, m) {
   m.doc() = "The native core of kt-kernel.";
   m.attr("__version__") = KT_VERSION;
   bind_cpu(m);
+  bind_moe(m);
+  bind_limits(m);
 }

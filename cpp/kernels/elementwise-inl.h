@@ -14,7 +14,7 @@ namespace {
 // One kActGroup (or its tail) of a row. A NaN or Inf anywhere makes the scale NaN, so it reaches the outputs of its own
 // token instead of vanishing in an integer.
 template <class V, ActKind kKind>
-KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* scale, int32_t* sums) {
+KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* scale, int32_t* group_sum, int32_t* sums) {
   constexpr float kMax = kKind == ActKind::s8 ? 127.0f : 32767.0f;
   auto largest = V::zero_f32();
   auto poison = V::zero_f32();
@@ -29,6 +29,7 @@ KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* 
   for (float lane : lanes) nan += lane;
   const float amax = V::reduce_max(largest);
   *scale = amax / kMax + nan;
+  *group_sum = 0;
   // Zeros, denormals whose inverse is no float, and poisoned groups: integers and sums of 0 keep the kernels' int32
   // arithmetic in range.
   if (!(nan == 0.0f && kMax / amax <= FLT_MAX)) {
@@ -53,11 +54,12 @@ KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* 
     int32_t total = 0;
     for (int32_t part : parts) total += part;
     sums[i / kSumGroup] = total;
+    *group_sum += total;
   }
 }
 
 template <class V, ActKind kKind>
-void quantise_row(const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* sums) {
+void quantise_row(const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums, int32_t* sums) {
   alignas(64) float group[kActGroup];
   for (int k0 = 0; k0 < k; k0 += kActGroup) {
     const int valid = k - k0 < kActGroup ? k - k0 : kActGroup;
@@ -67,16 +69,16 @@ void quantise_row(const uint16_t* x, int k, uint8_t* data, float* scales, int32_
     for (; i < valid; ++i) group[i] = bf16_to_f32(x[k0 + i]);
     for (; i < padded; ++i) group[i] = 0;
     quantise_group<V, kKind>(group, padded, data + static_cast<size_t>(k0) * act_bytes(kKind), scales + k0 / kActGroup,
-                             sums + k0 / kSumGroup);
+                             group_sums + k0 / kActGroup, sums + k0 / kSumGroup);
   }
 }
 
 template <class V>
-void quantise(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* sums) {
+void quantise(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums, int32_t* sums) {
   if (kind == ActKind::s8) {
-    quantise_row<V, ActKind::s8>(x, k, data, scales, sums);
+    quantise_row<V, ActKind::s8>(x, k, data, scales, group_sums, sums);
   } else {
-    quantise_row<V, ActKind::s16>(x, k, data, scales, sums);
+    quantise_row<V, ActKind::s16>(x, k, data, scales, group_sums, sums);
   }
 }
 

@@ -126,7 +126,6 @@ struct TileU8S8 {
       if constexpr (N == 2) Tiles::template store<1>(sums[1], kLineBytes);
       if constexpr (M == 2) Tiles::template store<2>(sums[N], kLineBytes);
       if constexpr (M == 2 && N == 2) Tiles::template store<3>(sums[3], kLineBytes);
-      Tiles::fence();
       const bool first = t.first && group == 0;
       for (int r = 0; r < rows; ++r) {
         KT_UNROLL
@@ -198,7 +197,8 @@ void gemm_tiles(const GemmArgs& g) {
       if (!in_place) {
         Core::Gather::gather(g.acts, act_row(g, i), k0, kc, g.k, scratch.rows + i * Scratch::kPitch, scales, inits);
       } else if constexpr (Core::kInt) {
-        Core::Gather::gather_scales(g.acts, g.first_row + i, k0, kc, scales, inits);
+        gather_scales(g.acts, g.first_row + i, k0, kc, scales);
+        gather_inits(g.acts, g.first_row + i, k0, kc, Int8::kOffset, inits);
       }
     }
     if (in_place) a = {g.acts.data + g.first_row * g.acts.pitch + static_cast<size_t>(k0) * Core::kElementBytes, g.acts.pitch};
@@ -213,7 +213,6 @@ void gemm_tiles(const GemmArgs& g) {
           b[j] = scratch.panels + j * Scratch::kPanelChunk;
         }
       }
-      Tiles::fence();
       // The chunk two panels on, or of the next depth.
       const uint8_t* ahead = packed + 2 * stride + Format::offset(k0);
       if (p + 2 >= g.n_panels) ahead = k0 + kc < depth ? g.panels + Format::offset(k0 + kc) : g.next;

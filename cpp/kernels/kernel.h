@@ -23,14 +23,15 @@ enum class ActKind : int {
 
 constexpr int act_bytes(ActKind kind) { return kind == ActKind::s8 ? 1 : 2; }
 
-// Rows of activations. For s8 and s16, value = scales[row][k / kActGroup] * q and sums[row][k / kSumGroup] is the sum of
-// q over that group; depth is padded to kDepthUnit with zeros.
+// Rows of activations. For s8 and s16, value = scales[row][k / kActGroup] * q, group_sums holds the sum of q per
+// kActGroup and sums per kSumGroup; depth is padded to kDepthUnit with zeros.
 struct Acts {
   const uint8_t* data;
   size_t pitch;  // bytes from row to row
   const float* scales;
+  const int32_t* group_sums;
   const int32_t* sums;
-  int scale_pitch;  // entries from row to row
+  int group_pitch;  // entries from row to row in scales and group_sums
   int sum_pitch;
 };
 
@@ -43,10 +44,13 @@ struct GemmArgs {
   const int32_t* rows;
   int first_row;
   int m;
-  float* c;            // row pitch 16 * n_panels
+  float* c;            // row pitch 16 * n_panels, room for m rounded up to kRowUnit rows
   uint8_t* scratch;    // IsaTable::gemm_scratch_bytes(k, n_panels)
   const uint8_t* next;  // where the caller will read weights next, for prefetching; may be null
 };
+
+// Tile kernels work on whole blocks of rows: c, and activations without a row list, need room for so many.
+constexpr int kRowUnit = 32;
 
 struct FormatKernels {
   ActKind act;
@@ -59,8 +63,9 @@ struct IsaTable {
   const char* name;
   FormatKernels formats[kFormatCount];
 
-  // Quantises one bf16 row of k values into data (padded depth), scales and sums. kind is s8 or s16.
-  void (*quantise)(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* sums);
+  // Quantises k bf16 values into data (padded depth), scales and sums. kind is s8 or s16. A row may be cut at multiples
+  // of kActGroup and quantised piece by piece.
+  void (*quantise)(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums, int32_t* sums);
   // h[i][16 p + j] = silu(c[i][32 p + j]) * c[i][32 p + 16 + j] as bf16, for i < m, p < pairs; h_pitch in elements.
   void (*swiglu)(const float* c, int m, int pairs, uint16_t* h, size_t h_pitch);
   // acc[j] += weight * c[j], n a multiple of 16.

@@ -10,29 +10,19 @@
 namespace kt {
 namespace {
 
-KT_INLINE int32_t sum_of(const int32_t* sums, int n) {
-  int32_t total = 0;
-  for (int i = 0; i < n; ++i) total += sums[i];
-  return total;
-}
-
 KT_INLINE void gather_values(const Acts& acts, int row, int k0, int kc, int element_bytes, uint8_t* dst) {
   std::memcpy(dst, acts.data + row * acts.pitch + static_cast<size_t>(k0) * element_bytes, static_cast<size_t>(kc) * element_bytes);
 }
 
-KT_INLINE void copy_scales(const Acts& acts, int row, int k0, int kc, float* scales) {
-  const float* s = acts.scales + static_cast<size_t>(row) * acts.scale_pitch + k0 / kActGroup;
+KT_INLINE void gather_scales(const Acts& acts, int row, int k0, int kc, float* scales) {
+  const float* s = acts.scales + static_cast<size_t>(row) * acts.group_pitch + k0 / kActGroup;
   for (int g = 0; g * kActGroup < kc; ++g) scales[g] = s[g];
 }
 
 // The accumulators start at -offset * sum(a) per group.
 KT_INLINE void gather_inits(const Acts& acts, int row, int k0, int kc, int offset, int32_t* inits) {
-  const int32_t* sums = acts.sums + static_cast<size_t>(row) * acts.sum_pitch + k0 / kSumGroup;
-  for (int g = 0; g * kActGroup < kc; ++g) {
-    const int left = (kc - g * kActGroup) / kSumGroup;
-    constexpr int kPer = kActGroup / kSumGroup;
-    inits[g] = -offset * sum_of(sums + g * kPer, left < kPer ? left : kPer);
-  }
+  const int32_t* sums = acts.group_sums + static_cast<size_t>(row) * acts.group_pitch + k0 / kActGroup;
+  for (int g = 0; g * kActGroup < kc; ++g) inits[g] = -offset * sums[g];
 }
 
 template <class V, int R, int N, class Group>
@@ -75,10 +65,7 @@ struct U8S8Core {
 
   static void gather(const Acts& acts, int row, int k0, int kc, int, uint8_t* dst, float* scales, int32_t* inits) {
     gather_values(acts, row, k0, kc, 1, dst);
-    gather_scales(acts, row, k0, kc, scales, inits);
-  }
-  static void gather_scales(const Acts& acts, int row, int k0, int kc, float* scales, int32_t* inits) {
-    copy_scales(acts, row, k0, kc, scales);
+    gather_scales(acts, row, k0, kc, scales);
     gather_inits(acts, row, k0, kc, Int8::kOffset, inits);
   }
 
@@ -157,7 +144,7 @@ struct U8S16Core {
 
   static void gather(const Acts& acts, int row, int k0, int kc, int, uint8_t* dst, float* scales, int32_t* inits) {
     gather_values(acts, row, k0, kc, 2, dst);
-    copy_scales(acts, row, k0, kc, scales);
+    gather_scales(acts, row, k0, kc, scales);
     gather_inits(acts, row, k0, kc, Int8::kOffset, inits);
   }
 
@@ -220,7 +207,7 @@ struct U4S8Core {
 
   static void gather(const Acts& acts, int row, int k0, int kc, int, uint8_t* dst, float* scales, int32_t* inits) {
     gather_values(acts, row, k0, kc, 1, dst);
-    copy_scales(acts, row, k0, kc, scales);
+    gather_scales(acts, row, k0, kc, scales);
     const int32_t* sums = acts.sums + static_cast<size_t>(row) * acts.sum_pitch + k0 / kSumGroup;
     // In the low half of each lane; |8 * 32 * 127| = 32,512 fits int16.
     for (int g = 0; g * kSumGroup < kc; ++g) inits[g] = (-Int4::kOffset * sums[g]) & 0xffff;

@@ -25,6 +25,7 @@ static_assert(std::is_same_v<pthread_t, unsigned long>);
 Queue::Queue(const QueueConfig& config)
     : mask_(std::bit_ceil(static_cast<uint64_t>(config.capacity)) - 1),
       slots_(std::make_unique<Slot[]>(mask_ + 1)),
+      has_cpu_(config.cpu >= 0),
       owner_(getpid()),
       wake_at_(kNobody) {
   idle_policy_.budget_ns = int64_t{config.spin_us} * 1000;
@@ -140,8 +141,9 @@ void Queue::loop() {
 }
 
 void* Queue::thread_main(void* argument) {
-  ask_short_slices();
-  static_cast<Queue*>(argument)->loop();
+  auto* queue = static_cast<Queue*>(argument);
+  if (queue->has_cpu_) ask_short_slices();
+  queue->loop();
   return nullptr;
 }
 

@@ -66,6 +66,7 @@ class Queue {
   uint64_t mask_ = 0;
   std::unique_ptr<Slot[]> slots_;  // task i lives in slot i & mask_
   unsigned long thread_ = 0;       // pthread_t
+  bool has_cpu_ = false;           // a CPU was named, so the thread is meant to have it alone
   bool started_ = false;
   bool pinned_ = false;
   int owner_ = 0;  // process that has the thread; a forked child has not

@@ -66,6 +66,7 @@ struct Pool::Impl {
   std::vector<Thread> threads;  // workers 1 .. total-1; never resized after start
   int total = 0;
   int pinned = 0;
+  bool oversubscribed = false;  // more threads than CPUs
   SpinPolicy idle_policy;
   SpinPolicy barrier_policy;
   CpuMask foreign_cpus;  // pinned by workers other than 0
@@ -129,7 +130,7 @@ void* Pool::Impl::thread_main(void* argument) {
   Impl& impl = *self->impl;
   const Worker& worker = self->worker;
   Group& group = impl.groups[worker.node];
-  ask_short_slices();
+  if (!impl.oversubscribed) ask_short_slices();
   prefer_memory_of(impl.nodes[worker.node].numa_id);  // refused in most containers, where first touch has to do
 #ifndef NDEBUG
   running_pool = worker.pool;
@@ -224,8 +225,8 @@ Status Pool::create(const PoolConfig& config, std::unique_ptr<Pool>* out) {
   }
   impl->idle_policy.budget_ns = int64_t{config.spin_us} * 1000;
   impl->barrier_policy.budget_ns = kBarrierSpinNs;
-  // More threads than CPUs: whoever is waited for may need this very core, so give it away at the first chance.
-  if (impl->total > CpuMask::of_this_thread().count()) {
+  impl->oversubscribed = impl->total > CpuMask::of_this_thread().count();
+  if (impl->oversubscribed) {  // whoever is waited for may need this very core: give it away at the first chance
     impl->idle_policy.yield_ns = 0;
     impl->barrier_policy.yield_ns = 0;
   }

@@ -21,19 +21,20 @@ inline const char* rows_name(Rows rows) { return rows == Rows::list ? "list" : "
 
 // Tile kernels write c, and read consecutive rows in place, up to the end of the 32 rows they work on.
 inline int room_for(const Variant& v, int m) {
-  return std::string(v.name).find("amx") == std::string::npos ? m : kt::round_up(m, 32);
+  return std::string(v.name).find("amx") == std::string::npos ? m : kt::round_up(m, kt::kRowUnit);
 }
 
 // The activations of all rows in one kind, with `data_rows` rows of data and nothing behind them.
 struct ActBuffers {
   Guarded<uint8_t> data;
   Guarded<float> scales;
-  Guarded<int32_t> sums;
+  Guarded<int32_t> group_sums, sums;
   kt::Acts acts;
 
   ActBuffers(kt::ActKind kind, const std::vector<uint16_t>& x, int rows, int data_rows, int k)
       : data(data_rows * pitch_of(kind, k)),
-        scales(kind == kt::ActKind::bf16 ? 1 : static_cast<size_t>(rows) * acts_scale_pitch(k)),
+        scales(kind == kt::ActKind::bf16 ? 1 : static_cast<size_t>(rows) * acts_group_pitch(k)),
+        group_sums(scales.size()),
         sums(kind == kt::ActKind::bf16 ? 1 : static_cast<size_t>(rows) * acts_sum_pitch(k)) {
     const kt::IsaTable& table = *variants().run.front().table;
     for (int r = 0; r < rows; ++r) {
@@ -41,15 +42,17 @@ struct ActBuffers {
       if (kind == kt::ActKind::bf16) {
         std::memcpy(row, x.data() + static_cast<size_t>(r) * k, 2 * static_cast<size_t>(k));
       } else {
-        table.quantise(kind, x.data() + static_cast<size_t>(r) * k, k, row,
-                       scales.data() + static_cast<size_t>(r) * acts_scale_pitch(k),
-                       sums.data() + static_cast<size_t>(r) * acts_sum_pitch(k));
+        const size_t group = static_cast<size_t>(r) * acts_group_pitch(k);
+        table.quantise(kind, x.data() + static_cast<size_t>(r) * k, k, row, scales.data() + group,
+                       group_sums.data() + group, sums.data() + static_cast<size_t>(r) * acts_sum_pitch(k));
       }
     }
     data.seal();
     scales.seal();
+    group_sums.seal();
     sums.seal();
-    acts = {data.data(), pitch_of(kind, k), scales.data(), sums.data(), acts_scale_pitch(k), acts_sum_pitch(k)};
+    acts = {data.data(), pitch_of(kind, k),   scales.data(),    group_sums.data(),
+            sums.data(), acts_group_pitch(k), acts_sum_pitch(k)};
   }
 
   // bf16 rows lie as a caller's tensor does, without padding.
@@ -143,7 +146,7 @@ class GemmCase {
     std::vector<double> a;
     for (int r = 0; r < rows; ++r) {
       for (int k = 0; k < shape.k; ++k) {
-        const double scale = acts.scales[static_cast<size_t>(r) * acts.scale_pitch + k / kt::kActGroup];
+        const double scale = acts.scales[static_cast<size_t>(r) * acts.group_pitch + k / kt::kActGroup];
         a.push_back(scale * quantised(kind, acts.data + r * acts.pitch, k));
       }
     }

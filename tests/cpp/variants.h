@@ -88,7 +88,7 @@ void fill_gaussian_bf16(Buffer& buffer, Random& random) {
 }
 
 // Activations as the kernels of a kind read them, row pitch and all.
-inline int acts_scale_pitch(int k) { return kt::div_up(k, kt::kActGroup); }
+inline int acts_group_pitch(int k) { return kt::div_up(k, kt::kActGroup); }
 inline int acts_sum_pitch(int k) { return kt::padded_depth(k) / kt::kSumGroup; }
 
 // Where element k of a quantised row lies: s16 keeps quads as k0 k2 k1 k3.

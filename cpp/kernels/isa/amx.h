@@ -17,36 +17,34 @@ struct AmxTiles {
     };
     static_assert(sizeof(Config) == 64);
     const Config config;
-    asm volatile("ldtilecfg %0" : : "m"(config));  // gcc's intrinsic claims to read 8 of the 64 bytes only
+    asm volatile("ldtilecfg %0" ::"m"(config));  // gcc's intrinsic claims to read 8 of the 64 bytes only
   }
   // Frees the tile state, so that context switches need not save 8 KB.
   static void end() { asm volatile("tilerelease"); }
-  // Tile loads do not tell the compiler that they read memory: this keeps plain stores before them.
-  static void fence() { asm volatile("" ::: "memory"); }
 
-  // Not the intrinsics: those of gcc paste the register number into the assembly as text, so it cannot be a template
-  // parameter.
+  // Assembly, because gcc's intrinsics paste the tile number into a name and so take no template argument. The memory
+  // clobbers order plain stores before tile loads and tile stores before plain loads.
   template <int T>
   static void zero() {
-    asm volatile("tilezero %%tmm%c0" : : "i"(T));
+    asm volatile("tilezero %%tmm%c0" ::"i"(T));
   }
   template <int T>
   static void load(const void* p, size_t pitch) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(pitch), "i"(T));
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(pitch), "i"(T) : "memory");
   }
   template <int T>
   static void store(void* p, size_t pitch) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(pitch), "i"(T) : "memory");
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(pitch), "i"(T) : "memory");
   }
   // c += a (s8, rows x 64 k) * b (u8, lines of 16 n x 4 k)
   template <int C, int A, int B>
   static void dot_s8u8() {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
   // c += a (bf16, rows x 32 k) * b (bf16, lines of 16 n x 2 k)
   template <int C, int A, int B>
   static void dot_bf16() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
 };
 

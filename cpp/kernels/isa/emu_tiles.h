@@ -22,7 +22,6 @@ struct EmuTiles {
 
   static void begin() {}
   static void end() {}
-  static void fence() {}
 
   template <int T>
   static void zero() {

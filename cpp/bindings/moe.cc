@@ -1,0 +1,159 @@
+// Pools and MoE layers. In the hot path only integers cross: addresses are the caller's business.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/status.h"
+#include "kernels/dispatch.h"
+#include "moe/layer.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using WeightArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+// All layers of a pool share one workspace; it goes when the last layer does.
+std::shared_ptr<kt::Workspace> shared_workspace(kt::Pool* pool) {
+  static std::mutex mutex;
+  static std::map<kt::Pool*, std::weak_ptr<kt::Workspace>> workspaces;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<kt::Workspace> workspace = workspaces[pool].lock();
+  if (!workspace) {
+    workspace = std::make_shared<kt::Workspace>(pool);
+    workspaces[pool] = workspace;
+  }
+  return workspace;
+}
+
+std::unique_ptr<kt::Pool> make_pool(const std::vector<int>& threads, const std::optional<std::vector<int>>& numa_ids,
+                                    const std::optional<std::vector<std::vector<int>>>& cpus, int spin_us) {
+  if ((numa_ids && numa_ids->size() != threads.size()) || (cpus && cpus->size() != threads.size())) {
+    throw nb::value_error("threads_per_node, numa_ids and cpus must have one entry per node");
+  }
+  kt::PoolConfig config;
+  config.spin_us = spin_us;
+  for (size_t i = 0; i < threads.size(); ++i) {
+    kt::PoolNode node;
+    node.threads = threads[i];
+    if (numa_ids) node.numa_id = (*numa_ids)[i];
+    if (cpus) node.cpus = (*cpus)[i];
+    config.nodes.push_back(node);
+  }
+  std::unique_ptr<kt::Pool> pool;
+  raise(kt::Pool::create(config, &pool));
+  return pool;
+}
+
+std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format, int num_experts, int top_k, int hidden, int intermediate,
+                                      int max_tokens, const std::optional<std::string>& variant) {
+  kt::LayerConfig config{kt::Format::bf16, num_experts, top_k, hidden, intermediate, max_tokens};
+  const std::optional<kt::Format> parsed = kt::format_by_name(format);
+  if (!parsed) {
+    std::string known;
+    for (int i = 0; i < kt::kFormatCount; ++i) known += std::string(i ? ", " : "") + kt::format_name(static_cast<kt::Format>(i));
+    throw nb::value_error(("format '" + format + "' is unknown; the formats are: " + known).c_str());
+  }
+  config.format = *parsed;
+  const kt::IsaTable* isa = kt::active();
+  if (variant) raise(kt::select(variant->c_str(), &isa));
+  std::unique_ptr<kt::Layer> layer;
+  raise(kt::Layer::create(shared_workspace(&pool), isa, config, &layer));
+  return layer;
+}
+
+const uint16_t* weights_of(const char* name, const WeightArray& array, int rows, int columns) {
+  const nb::dlpack::dtype dtype = array.dtype();
+  const bool bits = dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt);
+  const bool bfloat = dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat);
+  if (dtype.bits != 16 || !(bits || bfloat)) {
+    throw nb::type_error((std::string(name) + " must hold bf16 (or its bits as uint16)").c_str());
+  }
+  if (array.ndim() != 2 || array.shape(0) != static_cast<size_t>(rows) || array.shape(1) != static_cast<size_t>(columns)) {
+    std::string shape;
+    for (size_t i = 0; i < array.ndim(); ++i) shape += (i ? ", " : "") + std::to_string(array.shape(i));
+    throw nb::value_error((std::string(name) + " has shape [" + shape + "]; this layer needs [" + std::to_string(rows) + ", " +
+                           std::to_string(columns) + "]")
+                              .c_str());
+  }
+  return static_cast<const uint16_t*>(array.data());
+}
+
+void load_expert(kt::Layer& layer, int expert, const WeightArray& gate, const WeightArray& up, const WeightArray& down) {
+  const int H = layer.config().hidden, I = layer.config().intermediate;
+  const kt::ExpertWeights weights{weights_of("gate", gate, I, H), weights_of("up", up, I, H), weights_of("down", down, H, I)};
+  kt::Status status;
+  {
+    nb::gil_scoped_release released;
+    status = layer.load_expert(expert, weights);
+  }
+  raise(status);
+}
+
+nb::ndarray<nb::numpy, float> matrix(int rows, int columns, float** data) {
+  *data = new float[static_cast<size_t>(rows) * columns];
+  nb::capsule owner(*data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  return nb::ndarray<nb::numpy, float>(*data, {static_cast<size_t>(rows), static_cast<size_t>(columns)}, owner);
+}
+
+nb::tuple decode_expert(const kt::Layer& layer, int expert) {
+  const int H = layer.config().hidden, I = layer.config().intermediate;
+  float *gate, *up, *down;
+  auto gate_array = matrix(I, H, &gate), up_array = matrix(I, H, &up), down_array = matrix(H, I, &down);
+  raise(layer.decode_expert(expert, gate, up, down));
+  return nb::make_tuple(gate_array, up_array, down_array);
+}
+
+void forward(kt::Layer& layer, int tokens, uintptr_t ids, uintptr_t weights, uintptr_t input, uintptr_t output, bool incremental) {
+  kt::ForwardArgs args{{reinterpret_cast<const int64_t*>(ids), reinterpret_cast<const float*>(weights), tokens, layer.config().top_k},
+                       reinterpret_cast<const uint16_t*>(input),
+                       reinterpret_cast<uint16_t*>(output),
+                       incremental};
+  kt::Status status;
+  {
+    nb::gil_scoped_release released;
+    status = layer.forward(args);
+  }
+  raise(status);
+}
+
+}  // namespace
+
+void bind_moe(nb::module_& m) {
+  nb::class_<kt::Pool>(m, "Pool", "Worker threads, one group per NUMA node.")
+      .def(nb::new_(&make_pool), "threads_per_node"_a, "numa_ids"_a = nb::none(), "cpus"_a = nb::none(), "spin_us"_a = 500)
+      .def_prop_ro("threads", &kt::Pool::total_threads)
+      .def_prop_ro("nodes", &kt::Pool::node_count)
+      .def_prop_ro("parked_threads", &kt::Pool::parked_threads);
+
+  nb::class_<kt::Layer>(m, "MoELayer", "The routed experts of one layer, packed for this CPU.")
+      .def(nb::new_(&make_layer), "pool"_a, nb::kw_only(), "format"_a, "num_experts"_a, "top_k"_a, "hidden_size"_a, "intermediate_size"_a,
+           "max_tokens"_a, "variant"_a = nb::none(), nb::keep_alive<0, 1>())
+      .def("load_expert", &load_expert, "expert"_a, "gate"_a, "up"_a, "down"_a,
+           "Packs one expert: bf16 gate and up [I, H], down [H, I].")
+      .def("fill_random", &kt::Layer::fill_random, "seed"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Random weights in every expert, for measurements.")
+      .def("decode_expert", &decode_expert, "expert"_a, "The weights as the kernels see them: f32 gate, up, down.")
+      .def("forward", &forward, "n_tokens"_a, "ids"_a, "weights"_a, "input"_a, "output"_a, "incremental"_a = false,
+           "out[t] = sum_j weights[t, j] * FFN_ids[t, j](x[t]); addresses of contiguous int64 [T, k], f32 [T, k], bf16 [T, H] in "
+           "and out.")
+      .def_prop_ro("packed_bytes_per_expert", &kt::Layer::expert_bytes)
+      .def_prop_ro("mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },
+                   "Address of num_experts bytes; an expert whose byte is not 0 is skipped. Read at every forward.");
+  m.def("formats", [] {
+    std::vector<std::string> names;
+    for (int i = 0; i < kt::kFormatCount; ++i) names.push_back(kt::format_name(static_cast<kt::Format>(i)));
+    return names;
+  });
+}

@@ -1,0 +1,204 @@
+#include "moe/forward.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+namespace kt {
+namespace {
+
+// Tasks per worker to aim for: small enough tasks that the last one does not leave the others waiting.
+constexpr int kTasksPerWorker = 8;
+// Depth of one quantisation task.
+constexpr int kQuantisePiece = 4 * kActGroup;
+
+struct alignas(128) TaskCounter {
+  std::atomic<int> next{0};
+};
+
+int clamp(int value, int low, int high) { return value < low ? low : value > high ? high : value; }
+
+}  // namespace
+
+struct ForwardPass {
+  static constexpr int kMaxNodes = 64;
+
+  Layer& layer;
+  Workspace& workspace;
+  const ForwardArgs& args;
+  const IsaTable& isa;
+  const FormatKernels& kernels;
+  const Plan& plan;
+  const bool quantised;
+  const int hidden;
+  TaskCounter gate_up_tasks[kMaxNodes], down_tasks[kMaxNodes];
+
+  ForwardPass(Layer& l, Workspace& w, const ForwardArgs& a)
+      : layer(l),
+        workspace(w),
+        args(a),
+        isa(*l.isa_),
+        kernels(l.kernels()),
+        plan(w.plan()),
+        quantised(l.kernels().act != ActKind::bf16),
+        hidden(l.config_.hidden) {
+    for (int i = 0; i < w.pool().node_count(); ++i) {
+      if (!quantised) continue;
+      w.node(i).input.layout(kernels.act, args.routing.tokens, hidden);
+      w.node(i).hidden_quantised.layout(kernels.act, plan.pairs() + kRowUnit, l.shards_[i].size);
+    }
+  }
+
+  int tokens() const { return args.routing.tokens; }
+  const Layer::Shard& shard(const Worker& worker) const { return layer.shards_[worker.node]; }
+
+  // bf16 rows to quantised rows, cut into pieces so that one token keeps several workers busy.
+  void quantise(const Worker& worker, const uint16_t* rows, size_t pitch, int count, int k, ActBuffer& to) const {
+    const int pieces = div_up(k, kQuantisePiece);
+    for (int i = worker.index; i < count * pieces; i += worker.node_threads) {
+      const size_t row = i / pieces;
+      const int k0 = i % pieces * kQuantisePiece;
+      isa.quantise(kernels.act, rows + row * pitch + k0, std::min(k - k0, kQuantisePiece),
+                   to.data + row * to.pitch + static_cast<size_t>(k0) * act_bytes(kernels.act),
+                   to.scales + row * to.group_pitch + k0 / kActGroup, to.group_sums + row * to.group_pitch + k0 / kActGroup,
+                   to.sums + row * to.sum_pitch + k0 / kSumGroup);
+    }
+  }
+
+  // Tasks: (expert by descending rows, block of panel pairs). Each writes its own columns of the intermediate rows.
+  void gate_up(const Worker& worker) {
+    const Layer::Shard& s = shard(worker);
+    Workspace::Node& node = workspace.node(worker.node);
+    Workspace::Thread& thread = workspace.thread(worker.global);
+    const int pairs = panel_count(s.size);
+    const int block = clamp(plan.active() * pairs / (worker.node_threads * kTasksPerWorker), 1, std::min(pairs, isa.max_panels / 2));
+    const int blocks = div_up(pairs, block);
+    const size_t panel = panel_bytes(layer.config_.format, hidden);
+    const Acts acts = quantised ? node.input.acts() : Acts{reinterpret_cast<const uint8_t*>(args.input), static_cast<size_t>(hidden) * 2, nullptr, nullptr, nullptr, 0, 0};
+    uint16_t* h = reinterpret_cast<uint16_t*>(node.hidden.data());
+    const size_t pitch = hidden_pitch(s.size);
+    for (int task; (task = gate_up_tasks[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < plan.active() * blocks;) {
+      const int slot = plan.by_size(task / blocks);
+      const int first = task % blocks * block, count = std::min(block, pairs - first);
+      GemmArgs g{};
+      g.panels = s.expert(plan.expert(slot)) + 2 * first * panel;
+      g.n_panels = 2 * count;
+      g.k = hidden;
+      g.acts = acts;
+      g.c = reinterpret_cast<float*>(thread.c.data());
+      g.scratch = thread.scratch.data();
+      for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
+        g.rows = plan.tokens() + row;
+        g.m = std::min(plan.end(slot) - row, isa.max_rows);
+        kernels.gemm(g);
+        uint16_t* out = h + row * pitch + static_cast<size_t>(first) * kPanelRows;
+        isa.swiglu(g.c, g.m, count, out, pitch);
+        if (first + count == pairs) clear_padding(h + row * pitch, g.m, pitch, s.size);
+      }
+    }
+  }
+
+  // Columns between the last panel and the padded depth are read by tile kernels, times zero weights.
+  static void clear_padding(uint16_t* rows, int m, size_t pitch, int size) {
+    const int from = round_up(size, kPanelRows), to = padded_depth(size);
+    if (from == to) return;
+    for (int i = 0; i < m; ++i) std::memset(rows + i * pitch + from, 0, 2 * static_cast<size_t>(to - from));
+  }
+
+  // Tasks: blocks of output columns. A task goes over all experts, so it alone writes its columns: no atomics, no slots,
+  // the same order of additions in every run.
+  void down(const Worker& worker) {
+    const Layer::Shard& s = shard(worker);
+    const int panels = panel_count(hidden);
+    const int block = clamp(panels / (worker.node_threads * kTasksPerWorker), 1, down_panels_max(isa));
+    for (int task; (task = down_tasks[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < div_up(panels, block);) {
+      down_columns(worker, s, task * block, std::min(block, panels - task * block));
+    }
+  }
+
+  void down_columns(const Worker& worker, const Layer::Shard& s, int first, int count) {
+    Workspace::Node& node = workspace.node(worker.node);
+    Workspace::Thread& thread = workspace.thread(worker.global);
+    const size_t panel = panel_bytes(layer.config_.format, s.size);
+    const int width = count * kPanelRows;
+    float* sum = reinterpret_cast<float*>(thread.sum.data());
+    std::memset(sum, 0, static_cast<size_t>(tokens()) * width * 4);
+    GemmArgs g{};
+    g.n_panels = count;
+    g.k = s.size;
+    g.acts = quantised ? node.hidden_quantised.acts()
+                       : Acts{node.hidden.data(), hidden_pitch(s.size) * 2, nullptr, nullptr, nullptr, 0, 0};
+    g.c = reinterpret_cast<float*>(thread.c.data());
+    g.scratch = thread.scratch.data();
+    for (int slot = 0; slot < plan.active(); ++slot) {
+      g.panels = s.expert(plan.expert(slot)) + s.gate_up_bytes + first * panel;
+      g.next = slot + 1 < plan.active() ? s.expert(plan.expert(slot + 1)) + s.gate_up_bytes + first * panel : nullptr;
+      for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
+        g.first_row = row;
+        g.m = std::min(plan.end(slot) - row, isa.max_rows);
+        kernels.gemm(g);
+        for (int i = 0; i < g.m; ++i) {
+          isa.accumulate(sum + static_cast<size_t>(plan.tokens()[row + i]) * width, g.c + static_cast<size_t>(i) * width,
+                         plan.weights()[row + i], width);
+        }
+      }
+    }
+    store_columns(worker, sum, first * kPanelRows, width);
+  }
+
+  void store_columns(const Worker& worker, const float* sum, int column, int width) {
+    const int valid = std::min(width, hidden - column);
+    const bool alone = layer.shards_.size() == 1;
+    const size_t pitch = round_up(hidden, kPanelRows);
+    float* partial = reinterpret_cast<float*>(workspace.node(worker.node).partial.data());
+    for (int t = 0; t < tokens(); ++t, sum += width) {
+      if (alone) {
+        isa.store(&sum, 1, valid, args.add, args.output + static_cast<size_t>(t) * hidden + column);
+      } else {
+        std::memcpy(partial + t * pitch + column, sum, static_cast<size_t>(width) * 4);
+      }
+    }
+  }
+
+  // Sums the nodes' partial outputs.
+  void reduce(const Worker& worker) const {
+    const int nodes = static_cast<int>(layer.shards_.size());
+    const size_t pitch = round_up(hidden, kPanelRows);
+    const int pieces = div_up(hidden, kQuantisePiece);
+    for (int i = worker.global; i < tokens() * pieces; i += worker.total_threads) {
+      const size_t t = i / pieces;
+      const int column = i % pieces * kQuantisePiece;
+      const float* parts[kMaxNodes];
+      for (int n = 0; n < nodes; ++n) parts[n] = reinterpret_cast<const float*>(workspace.node(n).partial.data()) + t * pitch + column;
+      isa.store(parts, nodes, std::min(hidden - column, kQuantisePiece), args.add, args.output + t * hidden + column);
+    }
+  }
+
+  void work(const Worker& worker) {
+    Workspace::Node& node = workspace.node(worker.node);
+    if (quantised) {
+      quantise(worker, args.input, hidden, tokens(), hidden, node.input);
+      worker.node_barrier();
+    }
+    gate_up(worker);
+    worker.node_barrier();
+    if (quantised) {
+      quantise(worker, reinterpret_cast<const uint16_t*>(node.hidden.data()), hidden_pitch(shard(worker).size), plan.pairs(),
+               shard(worker).size, node.hidden_quantised);
+      worker.node_barrier();
+    }
+    down(worker);
+    if (layer.shards_.size() > 1) {
+      worker.barrier();
+      reduce(worker);
+    }
+  }
+};
+
+void run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args) {
+  workspace.plan().build(args.routing, layer.config().num_experts, layer.mask());
+  ForwardPass pass(layer, workspace, args);
+  workspace.pool().run([](void* context, const Worker& worker) { static_cast<ForwardPass*>(context)->work(worker); }, &pass);
+}
+
+}  // namespace kt

@@ -1,0 +1,22 @@
+// The forward pass of one chunk of tokens (see ARCHITECTURE.md, "Forward").
+#pragma once
+
+#include "kernels/kernel.h"
+#include "moe/layer.h"
+#include "moe/workspace.h"
+
+namespace kt {
+
+// Tokens of one pass. More would read each expert fewer times, but the f32 output columns of a worker (kChunkTokens x 64
+// x 4 bytes) should stay in its L2.
+constexpr int kChunkTokens = 4096;
+
+// Elements from row to row of the bf16 intermediate; 32 elements of padding spread the rows over the cache sets.
+constexpr size_t hidden_pitch(int shard_size) { return static_cast<size_t>(padded_depth(shard_size)) + 32; }
+
+// Output panels of one task of the down projection.
+constexpr int down_panels_max(const IsaTable& isa) { return isa.max_panels / 4; }
+
+void run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args);
+
+}  // namespace kt

@@ -1,0 +1,200 @@
+#include "moe/layer.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/bf16.h"
+#include "moe/forward.h"
+
+namespace kt {
+namespace {
+
+// Shards are cut at whole depth units, so that no quantisation group of the down projection is shared by two nodes.
+constexpr int kShardUnit = kDepthUnit;
+
+Status positive(const char* name, int value) {
+  if (value >= 1) return Status::ok();
+  return Status::invalid(std::string(name) + " is " + std::to_string(value) + "; it must be at least 1");
+}
+
+Status check(const LayerConfig& c) {
+  KT_RETURN_IF_ERROR(positive("num_experts", c.num_experts));
+  KT_RETURN_IF_ERROR(positive("top_k", c.top_k));
+  KT_RETURN_IF_ERROR(positive("hidden_size", c.hidden));
+  KT_RETURN_IF_ERROR(positive("intermediate_size", c.intermediate));
+  KT_RETURN_IF_ERROR(positive("max_tokens", c.max_tokens));
+  return Status::ok();
+}
+
+}  // namespace
+
+Layer::Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config)
+    : workspace_(std::move(workspace)),
+      isa_(isa),
+      config_(config),
+      chunk_tokens_(std::min(config.max_tokens, kChunkTokens)),
+      mask_(config.num_experts, 0) {}
+
+Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config, std::unique_ptr<Layer>* out) {
+  KT_RETURN_IF_ERROR(check(config));
+  std::unique_ptr<Layer> layer(new Layer(std::move(workspace), isa, config));
+  KT_RETURN_IF_ERROR(layer->split());
+  KT_RETURN_IF_ERROR(layer->workspace_->ensure(layer->needs()));
+  *out = std::move(layer);
+  return Status::ok();
+}
+
+Status Layer::split() {
+  const int nodes = workspace_->pool().node_count();
+  const int units = div_up(config_.intermediate, kShardUnit);
+  if (units < nodes) {
+    return Status::invalid("intermediate_size " + std::to_string(config_.intermediate) + " cannot be split over " + std::to_string(nodes) +
+                           " nodes: each needs at least " + std::to_string(kShardUnit) + " columns; use at most " + std::to_string(units));
+  }
+  shards_.resize(nodes);
+  for (int i = 0; i < nodes; ++i) {
+    Shard& shard = shards_[i];
+    shard.begin = units * i / nodes * kShardUnit;
+    shard.size = std::min(units * (i + 1) / nodes * kShardUnit, config_.intermediate) - shard.begin;
+    shard.gate_up_bytes = 2 * panel_count(shard.size) * panel_bytes(config_.format, config_.hidden);
+    shard.down_bytes = panel_count(config_.hidden) * panel_bytes(config_.format, shard.size);
+    const size_t bytes = (shard.gate_up_bytes + shard.down_bytes) * config_.num_experts;
+    KT_RETURN_IF_ERROR(NumaBuffer::allocate(bytes, workspace_->pool().node(i).numa_id, &shard.weights));
+  }
+  return Status::ok();
+}
+
+size_t Layer::expert_bytes() const {
+  size_t bytes = 0;
+  for (const Shard& shard : shards_) bytes += shard.gate_up_bytes + shard.down_bytes;
+  return bytes;
+}
+
+WorkspaceNeeds Layer::needs() const {
+  WorkspaceNeeds n;
+  const ActKind act = kernels().act;
+  const int max_pairs = chunk_tokens_ * config_.top_k;
+  int widest = 0;
+  for (const Shard& shard : shards_) widest = std::max(widest, shard.size);
+  n.num_experts = config_.num_experts;
+  n.max_pairs = max_pairs;
+  n.hidden_bytes = static_cast<size_t>(max_pairs + kRowUnit) * hidden_pitch(widest) * 2;
+  if (act != ActKind::bf16) {
+    n.input_bytes = ActBuffer::bytes(act, chunk_tokens_, config_.hidden);
+    n.hidden_quantised_bytes = ActBuffer::bytes(act, max_pairs + kRowUnit, widest);
+  }
+  if (shards_.size() > 1) n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPanelRows) * 4;
+  const int depth = std::max(config_.hidden, widest);
+  n.scratch_bytes = isa_->gemm_scratch_bytes(depth, isa_->max_panels);
+  n.c_bytes = static_cast<size_t>(round_up(isa_->max_rows, kRowUnit)) * isa_->max_panels * kPanelRows * 4;
+  n.sum_bytes = static_cast<size_t>(chunk_tokens_) * down_panels_max(*isa_) * kPanelRows * 4;
+  return n;
+}
+
+void Layer::pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int panel) const {
+  const int gate_up_panels = 2 * panel_count(shard.size);
+  if (panel < gate_up_panels) {
+    const int row = panel / 2 * kPanelRows;
+    const uint16_t* source = panel % 2 ? weights.up : weights.gate;
+    uint8_t* out = shard.expert(expert) + panel * panel_bytes(config_.format, config_.hidden);
+    kernels().pack(source + static_cast<size_t>(shard.begin + row) * config_.hidden, config_.hidden, std::min(kPanelRows, shard.size - row),
+                   config_.hidden, out);
+    return;
+  }
+  panel -= gate_up_panels;
+  const int row = panel * kPanelRows;
+  uint8_t* out = shard.expert(expert) + shard.gate_up_bytes + panel * panel_bytes(config_.format, shard.size);
+  kernels().pack(weights.down + static_cast<size_t>(row) * config_.intermediate + shard.begin, config_.intermediate,
+                 std::min(kPanelRows, config_.hidden - row), shard.size, out);
+}
+
+Status Layer::load_expert(int expert, const ExpertWeights& weights) {
+  if (expert < 0 || expert >= config_.num_experts) {
+    return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." + std::to_string(config_.num_experts - 1));
+  }
+  struct Context {
+    const Layer* layer;
+    int expert;
+    ExpertWeights weights;
+  } context{this, expert, weights};
+  workspace_->pool().run(
+      [](void* c, const Worker& worker) {
+        const Context& job = *static_cast<Context*>(c);
+        const Shard& shard = job.layer->shards_[worker.node];
+        const int panels = 2 * panel_count(shard.size) + panel_count(job.layer->config_.hidden);
+        for (int p = worker.index; p < panels; p += worker.node_threads) job.layer->pack_panel(shard, job.expert, job.weights, p);
+      },
+      &context);
+  return Status::ok();
+}
+
+void Layer::fill_random(uint64_t seed) {
+  struct Context {
+    Layer* layer;
+    uint64_t seed;
+  } context{this, seed};
+  workspace_->pool().run(
+      [](void* c, const Worker& worker) {
+        const Context& job = *static_cast<Context*>(c);
+        const Layer& layer = *job.layer;
+        const Shard& shard = layer.shards_[worker.node];
+        const int depth = std::max(layer.config_.hidden, shard.size);
+        std::vector<uint16_t> rows(static_cast<size_t>(kPanelRows) * depth);
+        uint64_t state = job.seed * 0x9e3779b97f4a7c15u + worker.global + 1;
+        const int gate_up = 2 * panel_count(shard.size), panels = gate_up + panel_count(layer.config_.hidden);
+        for (int e = 0; e < layer.config_.num_experts; ++e) {
+          for (int p = worker.index; p < panels; p += worker.node_threads) {
+            const int k = p < gate_up ? layer.config_.hidden : shard.size;
+            const float scale = 3.4641f / __builtin_sqrtf(static_cast<float>(k)) / 4294967296.0f;
+            for (int i = 0; i < kPanelRows * k; ++i) {
+              state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+              rows[i] = f32_to_bf16(static_cast<float>(static_cast<int32_t>(state >> 32)) * scale);
+            }
+            uint8_t* out = p < gate_up ? shard.expert(e) + p * panel_bytes(layer.config_.format, k)
+                                       : shard.expert(e) + shard.gate_up_bytes + (p - gate_up) * panel_bytes(layer.config_.format, k);
+            layer.kernels().pack(rows.data(), k, kPanelRows, k, out);
+          }
+        }
+      },
+      &context);
+}
+
+Status Layer::decode_expert(int expert, float* gate, float* up, float* down) const {
+  if (expert < 0 || expert >= config_.num_experts) {
+    return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." + std::to_string(config_.num_experts - 1));
+  }
+  const int H = config_.hidden, I = config_.intermediate;
+  for (const Shard& shard : shards_) {
+    std::vector<float> rows(static_cast<size_t>(kPanelRows) * std::max(H, shard.size));
+    for (int p = 0; p < 2 * panel_count(shard.size); ++p) {
+      decode_panel(config_.format, shard.expert(expert) + p * panel_bytes(config_.format, H), H, H, rows.data());
+      const int row = p / 2 * kPanelRows, count = std::min(kPanelRows, shard.size - row);
+      std::copy_n(rows.data(), static_cast<size_t>(count) * H, (p % 2 ? up : gate) + static_cast<size_t>(shard.begin + row) * H);
+    }
+    for (int p = 0; p < panel_count(H); ++p) {
+      const uint8_t* panel = shard.expert(expert) + shard.gate_up_bytes + p * panel_bytes(config_.format, shard.size);
+      decode_panel(config_.format, panel, shard.size, shard.size, rows.data());
+      for (int r = 0; r < std::min(kPanelRows, H - p * kPanelRows); ++r) {
+        std::copy_n(rows.data() + static_cast<size_t>(r) * shard.size, shard.size, down + static_cast<size_t>(p * kPanelRows + r) * I + shard.begin);
+      }
+    }
+  }
+  return Status::ok();
+}
+
+Status Layer::forward(const ForwardArgs& args) {
+  if (args.routing.tokens < 0 || args.routing.tokens > config_.max_tokens) {
+    return Status::invalid(std::to_string(args.routing.tokens) + " tokens in one call; this layer was made for at most " +
+                           std::to_string(config_.max_tokens));
+  }
+  const std::lock_guard lock(workspace_->mutex());
+  for (int t = 0; t < args.routing.tokens; t += chunk_tokens_) {
+    const int tokens = std::min(chunk_tokens_, args.routing.tokens - t);
+    const size_t pair = static_cast<size_t>(t) * args.routing.top_k, row = static_cast<size_t>(t) * config_.hidden;
+    const Routing routing{args.routing.ids + pair, args.routing.weights + pair, tokens, args.routing.top_k};
+    run_forward(*this, *workspace_, {routing, args.input + row, args.output + row, args.add});
+  }
+  return Status::ok();
+}
+
+}  // namespace kt

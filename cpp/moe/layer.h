@@ -1,0 +1,92 @@
+// One MoE layer: its experts packed on every node, and the forward pass.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "formats/format.h"
+#include "kernels/kernel.h"
+#include "moe/workspace.h"
+#include "threads/numa_buffer.h"
+#include "threads/pool.h"
+
+namespace kt {
+
+struct LayerConfig {
+  Format format = Format::bf16;
+  int num_experts = 0;
+  int top_k = 0;
+  int hidden = 0;        // H
+  int intermediate = 0;  // I, of the whole layer
+  int max_tokens = 0;    // of one forward call
+};
+
+// bf16 weights of one expert, row-major: gate and up [I, H], down [H, I].
+struct ExpertWeights {
+  const uint16_t* gate;
+  const uint16_t* up;
+  const uint16_t* down;
+};
+
+// out[t] = sum over j of weights[t, j] * FFN_ids[t, j](x[t]), added to out's old content if `add`.
+struct ForwardArgs {
+  Routing routing;
+  const uint16_t* input;  // bf16 [tokens][H]
+  uint16_t* output;       // bf16 [tokens][H]
+  bool add = false;
+};
+
+class Layer {
+ public:
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
+  static Status create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config, std::unique_ptr<Layer>* out);
+
+  // Packs one expert with all workers. Blocking.
+  Status load_expert(int expert, const ExpertWeights& weights);
+  // Random weights for measurements, about N(0, 1/K).
+  void fill_random(uint64_t seed);
+  // Weights as the kernels see them, f32 row-major: gate and up [I, H], down [H, I].
+  Status decode_expert(int expert, float* gate, float* up, float* down) const;
+
+  // Allocates nothing. One forward at a time runs per workspace; others wait.
+  Status forward(const ForwardArgs& args);
+
+  // mask()[e] != 0: expert e is skipped. Read at the start of every forward.
+  uint8_t* mask() { return mask_.data(); }
+  const LayerConfig& config() const { return config_; }
+  size_t expert_bytes() const;
+
+ private:
+  friend struct ForwardPass;
+
+  // The part of the intermediate dimension that one node holds.
+  struct Shard {
+    int begin = 0;
+    int size = 0;
+    size_t gate_up_bytes = 0;  // of an expert: pairs of panels, gate then up
+    size_t down_bytes = 0;
+    NumaBuffer weights;
+
+    uint8_t* expert(int e) const { return weights.data() + static_cast<size_t>(e) * (gate_up_bytes + down_bytes); }
+  };
+
+  Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config);
+  Status split();
+  WorkspaceNeeds needs() const;
+  const FormatKernels& kernels() const { return isa_->formats[static_cast<int>(config_.format)]; }
+  void pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int panel) const;
+
+  std::shared_ptr<Workspace> workspace_;
+  const IsaTable* isa_;
+  LayerConfig config_;
+  int chunk_tokens_;  // tokens of one pass; longer inputs take several
+  std::vector<Shard> shards_;
+  std::vector<uint8_t> mask_;
+};
+
+}  // namespace kt

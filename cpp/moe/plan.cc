@@ -1,0 +1,55 @@
+#include "moe/plan.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace kt {
+
+void Plan::reserve(int num_experts, int max_pairs) {
+  const auto grow = [](auto& vector, size_t size) {
+    if (vector.capacity() < size) vector.reserve(size);
+  };
+  grow(experts_, num_experts);
+  grow(by_size_, num_experts);
+  grow(begin_, num_experts + 1);
+  grow(slot_, num_experts);
+  grow(tokens_, max_pairs);
+  grow(weights_, max_pairs);
+}
+
+void Plan::build(const Routing& routing, int num_experts, const uint8_t* mask) {
+  const auto skipped = [&](int64_t id) { return id < 0 || id >= num_experts || (mask && mask[id]); };
+  const int count = routing.tokens * routing.top_k;
+  slot_.assign(num_experts, 0);
+  for (int i = 0; i < count; ++i) {
+    if (!skipped(routing.ids[i])) ++slot_[routing.ids[i]];
+  }
+  experts_.clear();
+  by_size_.clear();
+  begin_.assign(1, 0);
+  for (int e = 0; e < num_experts; ++e) {
+    const int n = slot_[e];
+    if (n == 0) continue;
+    slot_[e] = begin_.back();
+    by_size_.push_back(active());
+    experts_.push_back(e);
+    begin_.push_back(begin_.back() + n);
+  }
+  // Ties in order of id, so that the same routing gives the same order of work.
+  std::sort(by_size_.begin(), by_size_.end(), [&](int a, int b) {
+    const int size_a = end(a) - begin(a), size_b = end(b) - begin(b);
+    return size_a != size_b ? size_a > size_b : a < b;
+  });
+  tokens_.resize(pairs());
+  weights_.resize(pairs());
+  for (int t = 0; t < routing.tokens; ++t) {
+    for (int j = t * routing.top_k; j < (t + 1) * routing.top_k; ++j) {
+      if (skipped(routing.ids[j])) continue;
+      const int at = slot_[routing.ids[j]]++;
+      tokens_[at] = t;
+      weights_[at] = routing.weights[j];
+    }
+  }
+}
+
+}  // namespace kt

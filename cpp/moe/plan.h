@@ -1,0 +1,40 @@
+// Routing turned into work: which rows each expert gets.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kt {
+
+struct Routing {
+  const int64_t* ids;    // [tokens][top_k]; below 0, at or above num_experts, or masked: skipped
+  const float* weights;  // [tokens][top_k]
+  int tokens;
+  int top_k;
+};
+
+// The (token, weight) pairs grouped by expert, in token order. A token that names an expert twice has two pairs.
+class Plan {
+ public:
+  // After this, build() with at most these sizes allocates nothing.
+  void reserve(int num_experts, int max_pairs);
+  // mask[e] != 0 skips expert e; may be null.
+  void build(const Routing& routing, int num_experts, const uint8_t* mask);
+
+  int pairs() const { return begin_[active()]; }
+  int active() const { return static_cast<int>(experts_.size()); }
+  // The i-th active expert, ascending by id, and its pairs [begin, end).
+  int expert(int i) const { return experts_[i]; }
+  int begin(int i) const { return begin_[i]; }
+  int end(int i) const { return begin_[i + 1]; }
+  // The active expert with the i-th most pairs.
+  int by_size(int i) const { return by_size_[i]; }
+  const int32_t* tokens() const { return tokens_.data(); }
+  const float* weights() const { return weights_.data(); }
+
+ private:
+  std::vector<int32_t> experts_, begin_, by_size_, tokens_, slot_;
+  std::vector<float> weights_;
+};
+
+}  // namespace kt

@@ -1,0 +1,75 @@
+// Scratch memory of a forward pass, shared by all layers of a pool: layers run one at a time.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/kernel.h"
+#include "moe/plan.h"
+#include "threads/numa_buffer.h"
+#include "threads/pool.h"
+
+namespace kt {
+
+// Quantised activation rows of one node.
+struct ActBuffer {
+  NumaBuffer memory;
+  uint8_t* data = nullptr;
+  float* scales = nullptr;
+  int32_t* group_sums = nullptr;
+  int32_t* sums = nullptr;
+  size_t pitch = 0;
+  int group_pitch = 0;
+  int sum_pitch = 0;
+
+  static size_t bytes(ActKind kind, int rows, int k);
+  // Lays rows x k out in memory, which must be large enough.
+  void layout(ActKind kind, int rows, int k);
+  Acts acts() const { return {data, pitch, scales, group_sums, sums, group_pitch, sum_pitch}; }
+};
+
+// What a layer needs, per node and per worker.
+struct WorkspaceNeeds {
+  int num_experts = 0;
+  int max_pairs = 0;
+  size_t input_bytes = 0;    // quantised input of a node
+  size_t hidden_bytes = 0;   // bf16 intermediate rows of a node
+  size_t hidden_quantised_bytes = 0;
+  size_t partial_bytes = 0;  // f32 output of a node when there are several
+  size_t scratch_bytes = 0;  // kernels' scratch of a worker
+  size_t c_bytes = 0;        // product of a worker
+  size_t sum_bytes = 0;      // output columns of a worker
+};
+
+class Workspace {
+ public:
+  explicit Workspace(Pool* pool) : pool_(pool) {}
+
+  // Grows to the largest needs so far. Called when a layer is made, never in forward.
+  Status ensure(const WorkspaceNeeds& needs);
+
+  struct Node {
+    ActBuffer input, hidden_quantised;
+    NumaBuffer hidden, partial;
+  };
+  struct Thread {
+    NumaBuffer scratch, c, sum;
+  };
+
+  Pool& pool() { return *pool_; }
+  std::mutex& mutex() { return mutex_; }
+  Plan& plan() { return plan_; }
+  Node& node(int i) { return nodes_[i]; }
+  Thread& thread(int global) { return threads_[global]; }
+
+ private:
+  Pool* pool_;
+  std::mutex mutex_;
+  Plan plan_;
+  std::vector<Node> nodes_;
+  std::vector<Thread> threads_;
+};
+
+}  // namespace kt

@@ -1,0 +1,64 @@
+"""The one place that knows how the extension computes a layer and measures limits."""
+
+from kt_kernel import _core
+from kt_kernel.bench.batch import Batch, expert_weights
+from kt_kernel.bench.shapes import Shape
+
+PEAK_UNITS = ("fma_f32", "dot_bf16", "dot_u8s8", "tile_bf16", "tile_u8s8")
+
+
+def open_pool(threads: int | None) -> "_core.Pool":
+    """A pinned pool over the NUMA nodes, ``threads`` in all (default: every usable CPU), cores before siblings."""
+    nodes = _core.topology().nodes
+    wanted = threads if threads is not None else sum(len(node.cpus) for node in nodes)
+    shares = [wanted * (i + 1) // len(nodes) - wanted * i // len(nodes) for i in range(len(nodes))]
+    used = [(node, share) for node, share in zip(nodes, shares, strict=True) if share]
+    return _core.Pool(
+        [share for _, share in used],
+        [node.memory_id for node, _ in used],
+        [node.cpus[:share] for node, share in used],
+    )
+
+
+def default_threads() -> int:
+    return sum(len(node.cpus) for node in _core.topology().nodes)
+
+
+class Layers:
+    """Copies of one layer; a call takes the next one, so that all of them together are larger than the cache."""
+
+    def __init__(self, pool: "_core.Pool", shape: Shape, weight_format: str, max_tokens: int, copies: int):
+        self.shape = shape
+        self._layers = [
+            _core.MoELayer(
+                pool,
+                format=weight_format,
+                num_experts=shape.experts,
+                top_k=shape.top_k,
+                hidden_size=shape.hidden,
+                intermediate_size=shape.intermediate,
+                max_tokens=max_tokens,
+            )
+            for _ in range(copies)
+        ]
+        self.packed_bytes_per_expert: int = self._layers[0].packed_bytes_per_expert
+
+    def fill_random(self) -> None:
+        for seed, layer in enumerate(self._layers):
+            layer.fill_random(seed)
+
+    def load_seeded(self) -> None:
+        """The weights that a peer gets too."""
+        for expert in range(self.shape.experts):
+            weights = expert_weights(self.shape, expert)
+            for layer in self._layers:
+                layer.load_expert(expert, *weights)
+
+    def forward(self, batch: Batch, call: int) -> None:
+        self._layers[call % len(self._layers)].forward(
+            batch.tokens,
+            batch.ids[call % len(batch.ids)].ctypes.data,
+            batch.weights.ctypes.data,
+            batch.input.ctypes.data,
+            batch.output.ctypes.data,
+        )

@@ -1,0 +1,1 @@
+"""The ``kt`` command: one file per subcommand."""

@@ -1,0 +1,155 @@
+"""``kt bench``: measure this machine, our kernels on it, and the released package beside them."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import kt_kernel
+from kt_kernel.bench import kernels, peers, progress, results, roofline, wheel
+from kt_kernel.bench.errors import BenchError
+from kt_kernel.bench.run import Findings, Settings
+from kt_kernel.cli import options
+
+app = typer.Typer(
+    help="Measure this machine, our kernels on it, and the released package beside them.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+_RESULTS = Path("bench/results")
+_PEER_FORMATS = tuple(peers.TOLERANCE)
+
+
+@app.callback()
+def _bench(
+    context: typer.Context,
+    threads: options.Threads = None,
+    variant: options.Variant = None,
+    seconds: options.Seconds = 1.0,
+    shape: options.ShapeNames = "dsv3",
+    formats: options.Formats = "bf16,int8,int4,int4g",
+    tokens: options.Tokens = "1,16,256,2048",
+    as_json: options.AsJson = False,
+    plot: options.Plot = None,
+    save: options.Save = False,
+    machine: options.Machine = None,
+) -> None:
+    """Without a subcommand: limits, then kernels."""
+    if context.invoked_subcommand is None:
+        _kernels(threads, variant, seconds, shape, formats, tokens, as_json, plot, save, machine)
+    elif any(context.get_parameter_source(name).name == "COMMANDLINE" for name in context.params):
+        raise typer.BadParameter(f"options go behind '{context.invoked_subcommand}'", param_hint="kt bench")
+
+
+@app.command()
+def limits(
+    threads: options.Threads = None,
+    variant: options.Variant = None,
+    seconds: options.Seconds = 1.0,
+    as_json: options.AsJson = False,
+    save: options.Save = False,
+    machine: options.Machine = None,
+) -> None:
+    """Read bandwidth and arithmetic peaks of this machine."""
+    settings = Settings(options.variants(variant), options.check_threads(threads), seconds)
+    _run(len(settings.variants), [lambda *to: kernels.measure_limits(settings, *to)], as_json, None, save, machine)
+
+
+@app.command("kernels")
+def _kernels(
+    threads: options.Threads = None,
+    variant: options.Variant = None,
+    seconds: options.Seconds = 1.0,
+    shape: options.ShapeNames = "dsv3",
+    formats: options.Formats = "bf16,int8,int4,int4g",
+    tokens: options.Tokens = "1,16,256,2048",
+    as_json: options.AsJson = False,
+    plot: options.Plot = None,
+    save: options.Save = False,
+    machine: options.Machine = None,
+) -> None:
+    """One MoE layer: GB/s, TFLOPS, and what share of the limits that is."""
+    settings = Settings(
+        options.variants(variant),
+        options.check_threads(threads),
+        seconds,
+        options.shape_list(shape),
+        options.format_list(formats),
+        options.token_list(tokens),
+    )
+    parts = [lambda *to: kernels.measure_limits(settings, *to), lambda *to: kernels.measure_kernels(settings, *to)]
+    _run(len(settings.variants) * (1 + settings.points), parts, as_json, plot, save, machine)
+
+
+@app.command("peers")
+def _peers(
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="For both sides (default: the best of a few, for each).")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="Instruction sets (default: avx2 and the best one).")
+    ] = None,
+    seconds: options.Seconds = 2.0,
+    shape: options.ShapeNames = "dsv3",
+    formats: Annotated[str, typer.Option("--formats", help=f"Out of {','.join(_PEER_FORMATS)}.")] = "bf16,int8,int4",
+    tokens: options.Tokens = "1,16,256,2048",
+    peer_path: Annotated[
+        Path | None, typer.Option("--peer-path", help=f"An unpacked {wheel.RELEASED} wheel, instead of a download.")
+    ] = None,
+    as_json: options.AsJson = False,
+    save: options.Save = False,
+    machine: options.Machine = None,
+) -> None:
+    """The released kt-kernel and us, in turns, each with its best thread count."""
+    if peer_path is not None and not (peer_path / "kt_kernel").is_dir():
+        raise typer.BadParameter(
+            f"'{peer_path}' holds no kt_kernel folder: unpack the wheel there", param_hint="--peer-path"
+        )
+    names = options.variants(variant) if variant else list(dict.fromkeys(["avx2", kt_kernel.__cpu_variant__]))
+    settings = Settings(
+        names,
+        options.check_threads(threads),
+        seconds,
+        options.shape_list(shape),
+        options.format_list(formats, _PEER_FORMATS),
+        options.token_list(tokens),
+    )
+    parts = [lambda *to: peers.measure_peers(settings, *to, peer_path)]
+    _run(len(names) * settings.points, parts, as_json, None, save, machine)
+
+
+def _run(
+    points: int,
+    parts: list[Callable],
+    as_json: bool,
+    plot: Path | None,
+    save: bool,
+    machine: str | None,
+) -> None:
+    """Measures, then prints, plots and saves. Anything that keeps a figure from being taken ends with exit code 1."""
+    machine = options.machine_name(machine)
+    findings = Findings()
+    try:
+        with progress.Progress(points) as bar:
+            for part in parts:
+                part(findings, bar)
+        run = results.document(findings, kt_kernel.__version__)
+        if as_json:
+            print(json.dumps(run, indent=1))
+        else:
+            from kt_kernel.bench import report
+
+            report.show(run)
+        if plot is not None:
+            roofline.plot(run, plot)
+            print(f"wrote {plot}", file=sys.stderr)
+        if save:
+            for path in results.save(run, _RESULTS, machine):
+                print(f"wrote {path}", file=sys.stderr)
+    except (BenchError, OSError) as error:
+        print(f"kt bench: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None

@@ -1,0 +1,45 @@
+"""``kt``: the entry point."""
+
+import sys
+
+import typer
+
+import kt_kernel
+from kt_kernel.cli import bench
+
+app = typer.Typer(
+    help="Mixture-of-Experts layers on the CPU.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench.app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kt-kernel {kt_kernel.__version__} ({kt_kernel.__cpu_variant__})")
+        raise typer.Exit
+
+
+@app.callback()
+def _kt(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command and exits: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    try:
+        sys.exit(app(arguments, prog_name="kt", standalone_mode=False) or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except Exception as error:
+        # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
+        if not hasattr(error, "format_message"):
+            raise
+        print(f"kt: {error.format_message()}", file=sys.stderr)
+        sys.exit(error.exit_code)

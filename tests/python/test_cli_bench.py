@@ -1,0 +1,90 @@
+import json
+
+import pytest
+
+from kt_kernel import _core
+from kt_kernel.bench import wheel
+from kt_kernel.bench.errors import BenchError
+from kt_kernel.cli.main import main
+
+TINY = ["--shape", "4,2,64,64", "--tokens", "1,3", "--seconds", "0.02"]
+needs_layer = pytest.mark.skipif(not hasattr(_core, "MoELayer"), reason="this build of the extension has no layer")
+
+
+def kt(*arguments):
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return end.value.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "legal"),
+    [
+        (["kernels", "--formats", "bf17"], "--formats", "bf16, int8, int4, int4g"),
+        (["kernels", "--tokens", "0"], "--tokens", "1 to 16384"),
+        (["kernels", "--tokens", "1,x"], "--tokens", "1 to 16384"),
+        (["kernels", "--tokens", "16385"], "--tokens", "1 to 16384"),
+        (["kernels", "--shape", "dsv4"], "--shape", "dsv3, qwen3-30b, mixtral, gpt-oss"),
+        (["kernels", "--shape", ""], "--shape", "dsv3"),
+        (["kernels", "--variant", "sse"], "--variant", "avx2"),
+        (["kernels", "--threads", "100000"], "--threads", "1 to "),
+        (["kernels", "--threads", "0"], "--threads", "1"),
+        (["kernels", "--seconds", "0"], "--seconds", "0.01"),
+        (["limits", "--machine", "a/b"], "--machine", "letters"),
+        (["peers", "--formats", "int4g"], "--formats", "bf16, int8, int4"),
+        (["peers", "--peer-path", "/nowhere"], "--peer-path", "unpack"),
+        (["--formats", "bf17"], "--formats", "bf16, int8, int4, int4g"),
+        (["--json", "limits"], "bench", "behind 'limits'"),
+        (["--no-such-option"], "--no-such-option", ""),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_option(capsys, arguments, option, legal):
+    assert kt("bench", *arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.strip().splitlines()) == 1
+    assert option in said.err
+    assert legal in said.err
+
+
+def test_help_and_version(capsys):
+    assert kt() == 0
+    assert "bench" in capsys.readouterr().out
+    assert kt("bench", "--help") == 0
+    assert "peers" in capsys.readouterr().out
+    assert kt("--version") == 0
+    assert capsys.readouterr().out.startswith("kt-kernel ")
+
+
+@needs_layer
+def test_kernels_as_json(capsys):
+    assert kt("bench", "kernels", *TINY, "--formats", "bf16,int4", "--json") == 0
+    run = json.loads(capsys.readouterr().out)
+    assert [(f["format"], f["tokens"]) for f in run["figures"]] == [("bf16", 1), ("bf16", 3), ("int4", 1), ("int4", 3)]
+    assert all(f["us"] > 0 and f["read_share"] > 0 for f in run["figures"])
+    assert {f["variant"] for f in run["figures"]} == set(run["limits"])
+
+
+@needs_layer
+def test_bench_alone_prints_tables_and_saves(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    variant = next(v.name for v in reversed(_core.variants()) if v.runnable)
+    assert kt("bench", *TINY, "--formats", "int8", "--variant", variant, "--save", "--machine", "box") == 0
+    said = capsys.readouterr().out
+    assert "limits" in said
+    assert "4x2x64x64" in said
+    kept = json.loads((tmp_path / "bench/results/box.json").read_text())
+    assert list(kept["limits"]) == [variant]
+    assert len(kept["figures"]) == 2
+
+
+def test_peer_module_of_another_variant_is_named(tmp_path):
+    (tmp_path / "kt_kernel").mkdir()
+    (tmp_path / "kt_kernel" / "_kt_kernel_ext_amx.cpython-31-x.so").touch()
+    with pytest.raises(BenchError, match=r"variant 'avx2'.*holds: amx"):
+        wheel.native_module(tmp_path, "avx2")
+
+
+def test_cache_folder_respects_xdg(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert wheel.cache_folder() == tmp_path / "kt-kernel" / "peers"
