@@ -13,7 +13,8 @@ using kt_test::Variant;
 
 namespace {
 
-constexpr int kDepths[] = {1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 200, 255, 256, 257, 300, 511, 512, 513, 1100};
+constexpr int kDepths[] = {1,  2,  7,   8,   15,  16,  17,  31,  32,  33,  63,
+                           64, 65, 200, 255, 256, 257, 300, 511, 512, 513, 1100};
 
 struct Quantised {
   Guarded<uint8_t> data;
@@ -98,7 +99,8 @@ KT_TEST(quantise_gives_the_same_bytes_on_every_variant) {
     Guarded<uint16_t> x(k);
     for (uint16_t& bits : x) {
       // Any exponent: most values vanish beside the largest, and ties are frequent in small integers.
-      bits = static_cast<uint16_t>(random.below(2) ? random.bits() & 0xbfff : kt::f32_to_bf16(static_cast<float>(random.below(255) - 127)));
+      bits = static_cast<uint16_t>(random.below(2) ? random.bits() & 0xbfff
+                                                   : kt::f32_to_bf16(static_cast<float>(random.below(255) - 127)));
     }
     for (ActKind kind : {ActKind::s8, ActKind::s16}) {
       const Quantised first(kt_test::variants().run.front(), kind, x);
@@ -109,6 +111,25 @@ KT_TEST(quantise_gives_the_same_bytes_on_every_variant) {
       }
     }
   }
+}
+
+KT_TEST(quantise_may_take_a_row_piece_by_piece) {
+  Random random(8);
+  Guarded<uint16_t> x(700);
+  kt_test::fill_gaussian_bf16(x, random);
+  for_each_quantiser([&](const Variant& v, ActKind kind) {
+    const Quantised whole(v, kind, x);
+    for (int cut : {256, 512}) {
+      Guarded<uint16_t> tail(700 - cut);
+      std::copy(x.begin() + cut, x.end(), tail.begin());
+      const Quantised part(v, kind, tail);
+      KT_CHECK(std::equal(part.data.begin(), part.data.end(), whole.data.begin() + cut * kt::act_bytes(kind)));
+      KT_CHECK(std::equal(part.scales.begin(), part.scales.end(), whole.scales.begin() + cut / kt::kActGroup));
+      KT_CHECK(
+          std::equal(part.group_sums.begin(), part.group_sums.end(), whole.group_sums.begin() + cut / kt::kActGroup));
+      KT_CHECK(std::equal(part.sums.begin(), part.sums.end(), whole.sums.begin() + cut / kt::kSumGroup));
+    }
+  });
 }
 
 // Powers of two, the largest and the smallest: the largest value of a group always becomes exactly the largest integer.
@@ -136,7 +157,8 @@ KT_TEST(quantise_takes_zeros_and_denormals) {
       check_sums_and_padding(kind, q, 40);
       KT_CHECK(std::isfinite(q.scales[0]));
       const double value = kt::bf16_to_f32(bits);
-      KT_CHECK(std::fabs(q.scales[0] * static_cast<double>(kt_test::quantised(kind, q.data.data(), 0)) - value) <= 1e-34);
+      KT_CHECK(std::fabs(q.scales[0] * static_cast<double>(kt_test::quantised(kind, q.data.data(), 0)) - value) <=
+               1e-34);
       KT_CHECK_EQ(kt_test::quantised(kind, q.data.data(), 1), 0);
       if (value == 0) KT_CHECK_EQ(q.scales[0], 0.0f);
     });
@@ -166,7 +188,8 @@ KT_TEST(quantise_turns_nan_and_inf_into_a_nan_scale_of_that_group) {
 
 KT_TEST(swiglu_agrees_with_fp64) {
   Random random(4);
-  constexpr float kGates[] = {0, -0.0f, 1e-30f, -1e-30f, 1e-40f, 20, -20, 60, -60, 80, -80, 87, -87, 100, -100, 1e4f, -1e4f, 1e30f, -1e30f};
+  constexpr float kGates[] = {0,   -0.0f, 1e-30f, -1e-30f, 1e-40f, 20,   -20,   60,    -60,   80,
+                              -80, 87,    -87,    100,     -100,   1e4f, -1e4f, 1e30f, -1e30f};
   for (const Variant& v : kt_test::variants().run) {
     for (int m : {1, 3}) {
       for (int pairs : {1, 2, 5}) {
@@ -187,10 +210,12 @@ KT_TEST(swiglu_agrees_with_fp64) {
             const double expected = pair[0] / (1 + std::exp(-static_cast<double>(pair[0]))) * pair[16];
             const double got = kt::bf16_to_f32(h[i * pitch + j]);
             // bf16 keeps 8 bits. Below 2^-126 * |g| the exponential is clamped.
-            const double limit = std::fabs(expected) * (1 / 256.0 + 1e-5) + 1.2e-38 * std::fabs(static_cast<double>(pair[0]) * pair[16]) + 1e-40;
+            const double limit = std::fabs(expected) * (1 / 256.0 + 1e-5) +
+                                 1.2e-38 * std::fabs(static_cast<double>(pair[0]) * pair[16]) + 1e-40;
             if (!(std::fabs(got - expected) <= limit)) {
-              kt_test::fail(__FILE__, __LINE__, std::string(kt_test::running) + ": g=" + std::to_string(pair[0]) + " u=" +
-                                                    std::to_string(pair[16]) + " gives " + std::to_string(got));
+              kt_test::fail(__FILE__, __LINE__,
+                            std::string(kt_test::running) + ": g=" + std::to_string(pair[0]) +
+                                " u=" + std::to_string(pair[16]) + " gives " + std::to_string(got));
             }
           }
           for (size_t j = 16 * pairs; i + 1 < m && j < pitch; ++j) KT_CHECK_EQ(h[i * pitch + j], uint16_t{0xffff});

@@ -15,7 +15,8 @@ constexpr int kDepths[] = {1, 3, 31, 32, 63, 64, 65, 200, 255, 256, 257, 300, 57
 
 using Panel = Guarded<uint8_t>;
 
-std::unique_ptr<Panel> pack(const kt::IsaTable& table, Format format, const Guarded<uint16_t>& source, int rows, int k) {
+std::unique_ptr<Panel> pack(const kt::IsaTable& table, Format format, const Guarded<uint16_t>& source, int rows,
+                            int k) {
   kt_test::now_running("pack %s %s rows=%d k=%d", table.name, kt::format_name(format), rows, k);
   auto panel = std::make_unique<Panel>(kt::panel_bytes(format, k));
   table.formats[static_cast<int>(format)].pack(source.data(), k, rows, k, panel->data());
@@ -168,7 +169,8 @@ KT_TEST(int4g_errs_less_than_int4) {
     int4g += b;
     norm += squared_error(row, std::vector<float>(row.size()));
   }
-  std::printf("  relative error on Gaussian rows: int4 %.4f, int4g %.4f\n", std::sqrt(int4 / norm), std::sqrt(int4g / norm));
+  std::printf("  relative error on Gaussian rows: int4 %.4f, int4g %.4f\n", std::sqrt(int4 / norm),
+              std::sqrt(int4g / norm));
   KT_CHECK(int4g < 0.6 * int4);
 }
 
@@ -190,7 +192,8 @@ KT_TEST(a_single_value_survives) {
         if (i != 67) KT_CHECK_EQ(decoded[i], 0.0f);
       }
       // int4g: 8 steps of max / 120 * 16 or 7 of the like.
-      KT_CHECK(std::fabs(decoded[67] - row[67]) <= std::fabs(row[67]) * (f == static_cast<int>(Format::int4g) ? 0.07f : 1e-6f));
+      KT_CHECK(std::fabs(decoded[67] - row[67]) <=
+               std::fabs(row[67]) * (f == static_cast<int>(Format::int4g) ? 0.07f : 1e-6f));
     }
   }
 }

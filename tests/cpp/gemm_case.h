@@ -128,7 +128,8 @@ class GemmCase {
     std::vector<double> w;
     std::vector<float> panel(static_cast<size_t>(kt::kPanelRows) * shape.k);
     for (int p = 0; p < shape.n_panels; ++p) {
-      kt::decode_panel(format_, panels_->data() + p * kt::panel_bytes(format_, shape.k), shape.k, shape.k, panel.data());
+      kt::decode_panel(format_, panels_->data() + p * kt::panel_bytes(format_, shape.k), shape.k, shape.k,
+                       panel.data());
       w.insert(w.end(), panel.begin(), panel.end());
     }
     return w;
@@ -180,6 +181,7 @@ class GemmCase {
     args.m = m;
     args.c = c.data();
     args.scratch = scratch.data();
+    args.next = first % 2 ? nullptr : panels_->data();
     kernels.gemm(args);
     if (!c.front_intact() || !scratch.front_intact()) {
       fail(__FILE__, __LINE__, std::string("written in front of a buffer: ") + running);

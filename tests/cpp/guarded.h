@@ -69,7 +69,8 @@ class Guarded {
   void seal() { mprotect(map_, map_bytes_ - static_cast<size_t>(sysconf(_SC_PAGESIZE)), PROT_READ); }
 
   bool front_intact() const {
-    for (const uint8_t* p = reinterpret_cast<const uint8_t*>(data_) - kFront; p < reinterpret_cast<const uint8_t*>(data_); ++p) {
+    for (const uint8_t* p = reinterpret_cast<const uint8_t*>(data_) - kFront;
+         p < reinterpret_cast<const uint8_t*>(data_); ++p) {
       if (*p != kPattern) return false;
     }
     return true;

@@ -27,9 +27,9 @@ struct Limit {
   double error;
 };
 constexpr Limit kLimits[] = {
-    {Format::bf16, ActKind::bf16, 2e-6},  // f32 sums over k <= 2048
-    {Format::int8, ActKind::s16, 1e-4},   // half a step of 1/32767 of the group's largest
-    {Format::int8, ActKind::s8, 1.2e-2},  // half a step of 1/127
+    {Format::bf16, ActKind::bf16, 2e-6},   // f32 sums over k <= 2048
+    {Format::int8, ActKind::s16, 1e-4},    // half a step of 1/32767 of the group's largest
+    {Format::int8, ActKind::s8, 1.2e-2},   // half a step of 1/127
     {Format::int4, ActKind::s8, 1.2e-2},   //
     {Format::int4g, ActKind::s8, 1.2e-2},  //
 };

@@ -30,10 +30,9 @@ void put(uint8_t* out, float x) { __builtin_memcpy(out, &x, 4); }
 // KT_CHECK_OP(name, inputs, compare, out_bytes, expression of `in`), and the forms that store to `out` themselves.
 #define KT_RUN_OP(name, inputs, compare, out_bytes, statement) \
   {name, [](const uint8_t* in, uint8_t* out) { statement; }, kInputBytes, out_bytes, Inputs::inputs, Compare::compare}
-#define KT_FLOAT_2(op) KT_RUN_OP(#op, any, f32, kBytes, put(out, V::op(f32(in, 0), f32(in, 1))))
-#define KT_INT_2(op)   KT_RUN_OP(#op, any, bits, kBytes, put(out, V::op(ints(in, 0), ints(in, 1))))
-#define KT_SHIFT(op, by) \
-  KT_RUN_OP(#op "<" #by ">", any, bits, kBytes, put(out, V::template op<by>(ints(in, 0))))
+#define KT_FLOAT_2(op)   KT_RUN_OP(#op, any, f32, kBytes, put(out, V::op(f32(in, 0), f32(in, 1))))
+#define KT_INT_2(op)     KT_RUN_OP(#op, any, bits, kBytes, put(out, V::op(ints(in, 0), ints(in, 1))))
+#define KT_SHIFT(op, by) KT_RUN_OP(#op "<" #by ">", any, bits, kBytes, put(out, V::template op<by>(ints(in, 0))))
 
 constexpr TraitCheck kVectorChecks[] = {
     KT_RUN_OP("zero_f32", any, bits, kBytes, (void)in; put(out, V::zero_f32())),
@@ -121,16 +120,17 @@ void tile_dot(const uint8_t* in, uint8_t* out) {
   Tiles::end();
 }
 
-#define KT_TILE(t)                                                                            \
-  {"tile load store " #t, tile_copy<t>, 3 * kTile, kTile, Inputs::any, Compare::bits},        \
-      {"tile zero " #t, tile_zero<t>, 3 * kTile, kTile, Inputs::any, Compare::bits}
-#define KT_TILE_DOT(c, a, b)                                                                                          \
-  {"tile dot_s8u8 " #c #a #b, tile_dot<true, c, a, b>, 3 * kTile, kTile, Inputs::any, Compare::bits},                 \
-      {"tile dot_bf16 " #c #a #b, tile_dot<false, c, a, b>, 3 * kTile, kTile, Inputs::bf16, Compare::near}
+#define KT_TILE(t)                                                                       \
+  {"tile load store " #t, tile_copy<t>, 3 * kTile, kTile, Inputs::any, Compare::bits}, { \
+    "tile zero " #t, tile_zero<t>, 3 * kTile, kTile, Inputs::any, Compare::bits          \
+  }
+#define KT_TILE_DOT(c, a, b)                                                                            \
+  {"tile dot_s8u8 " #c #a #b, tile_dot<true, c, a, b>, 3 * kTile, kTile, Inputs::any, Compare::bits}, { \
+    "tile dot_bf16 " #c #a #b, tile_dot<false, c, a, b>, 3 * kTile, kTile, Inputs::bf16, Compare::near  \
+  }
 constexpr TraitCheck kTileChecks[] = {
-    KT_TILE(0),           KT_TILE(1),           KT_TILE(2),           KT_TILE(3),
-    KT_TILE(4),           KT_TILE(5),           KT_TILE(6),           KT_TILE(7),
-    KT_TILE_DOT(0, 4, 6), KT_TILE_DOT(1, 4, 7), KT_TILE_DOT(2, 5, 6), KT_TILE_DOT(3, 5, 7),
+    KT_TILE(0), KT_TILE(1), KT_TILE(2),           KT_TILE(3),           KT_TILE(4),           KT_TILE(5),
+    KT_TILE(6), KT_TILE(7), KT_TILE_DOT(0, 4, 6), KT_TILE_DOT(1, 4, 7), KT_TILE_DOT(2, 5, 6), KT_TILE_DOT(3, 5, 7),
 };
 constexpr int kTileCount = sizeof(kTileChecks) / sizeof(kTileChecks[0]);
 #else

@@ -1,5 +1,5 @@
-// What trait_checks.cc exports per row of cmake/isa.cmake: each operation of the traits as a function on memory, so that
-// trait_test.cc, built for the baseline, can run a row and its emulated twin on the same bytes.
+// What trait_checks.cc exports per row of cmake/isa.cmake: each operation of the traits as a function on memory, so
+// that trait_test.cc, built for the baseline, can run a row and its emulated twin on the same bytes.
 #pragma once
 
 #include <cstdint>

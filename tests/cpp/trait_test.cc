@@ -134,7 +134,8 @@ KT_TEST(every_operation_agrees_with_its_emulated_twin) {
   Random random(1);
   for (const auto& v : kt_test::variants().run) {
     if (v.emulated) continue;
-    const Row& row = *std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& r) { return !std::strcmp(r.name, v.name); });
+    const Row& row =
+        *std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& r) { return !std::strcmp(r.name, v.name); });
     for (int kind = 0; kind < 2; ++kind) {
       const TraitTable& table = row.tables()[kind];
       if (!has_twin_row(table)) {
