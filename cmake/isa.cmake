@@ -87,3 +87,13 @@ function(kt_add_isa name)
   target_link_libraries(kt_isa_${name} PRIVATE kt_options)
   set(KT_ISA_LIST "${KT_ISA_LIST}KT_ISA_ROW(${name}, ${emulated}, ${needs})\n" PARENT_SCOPE)
 endfunction()
+
+# kt_add_isa_test(<row> <source>): object library <row>_<source name>_test compiled exactly as kt_isa_<row> is.
+function(kt_add_isa_test name source)
+  get_filename_component(stem ${source} NAME_WE)
+  set(target ${name}_${stem}_test)
+  add_library(${target} OBJECT ${source})
+  target_compile_definitions(${target} PRIVATE $<TARGET_PROPERTY:kt_isa_${name},COMPILE_DEFINITIONS>)
+  target_compile_options(${target} PRIVATE $<TARGET_PROPERTY:kt_isa_${name},COMPILE_OPTIONS>)
+  target_link_libraries(${target} PRIVATE kt_options)
+endfunction()

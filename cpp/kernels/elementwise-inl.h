@@ -1,6 +1,7 @@
 // The work between the matrix products: quantising activations, silu(g) * u, weighted sums, rounding to bf16.
 #pragma once
 
+#include <cfloat>
 #include <cstring>
 
 #include "base/bf16.h"
@@ -28,8 +29,15 @@ KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* 
   for (float lane : lanes) nan += lane;
   const float amax = V::reduce_max(largest);
   *scale = amax / kMax + nan;
-  const auto inverse = V::set1_f32(amax > 0 ? kMax / amax : 0.0f);
   *group_sum = 0;
+  // Zeros, denormals whose inverse is no float, and poisoned groups: integers and sums of 0 keep the kernels' int32
+  // arithmetic in range.
+  if (!(nan == 0.0f && kMax / amax <= FLT_MAX)) {
+    std::memset(data, 0, static_cast<size_t>(padded) * act_bytes(kKind));
+    std::memset(sums, 0, static_cast<size_t>(padded / kSumGroup) * 4);
+    return;
+  }
+  const auto inverse = V::set1_f32(kMax / amax);
   for (int i = 0; i < padded; i += kSumGroup) {
     auto sum = V::set1_32(0);
     for (int j = i; j < i + kSumGroup; j += V::kLanes) {

@@ -2,19 +2,9 @@
 // includes lives in unnamed namespaces, so that no code built for one CPU can be linked into another's path.
 #include "kernels/kernel.h"
 
-#if defined(KT_EMULATED)
-#include "kernels/isa/emu.h"
-#include "kernels/isa/emu_tiles.h"
-#elif defined(__AVX512F__)
-#include "kernels/isa/avx512.h"
-#else
-#include "kernels/isa/avx2.h"
-#endif
-#if defined(KT_ISA_AMX)
-#include "kernels/isa/amx.h"
-#endif
 #include "kernels/elementwise-inl.h"
 #include "kernels/gemm_tiles-inl.h"
+#include "kernels/isa/row.h"
 #include "kernels/limits-inl.h"
 #include "kernels/operand_float-inl.h"
 #include "kernels/operand_int-inl.h"
@@ -23,25 +13,6 @@
 namespace kt {
 namespace {
 
-#if defined(KT_ISA_EMU)
-using V = EmuVec<8>;
-#elif defined(KT_EMULATED)
-using V = EmuVec<16>;
-#elif defined(__AVX512F__)
-using V = Avx512;
-#else
-using V = Avx2;
-#endif
-
-#if defined(KT_ISA_AMX)
-using Tiles = AmxTiles;
-#elif defined(KT_ISA_EMU_AMX)
-using Tiles = EmuTiles;
-#endif
-
-#if defined(KT_ISA_AMX) || defined(KT_ISA_EMU_AMX)
-#define KT_HAS_TILES 1
-#endif
 #if defined(KT_HAS_TILES) || defined(KT_ISA_AVX512_BF16) || defined(KT_ISA_EMU_AVX512_BF16)
 using FloatCore = Bf16Core<V>;
 #define KT_HAS_VNNI 1

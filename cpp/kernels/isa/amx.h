@@ -1,8 +1,6 @@
 // AMX tiles: eight registers of 16 rows x 64 bytes.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -19,10 +17,10 @@ struct AmxTiles {
     };
     static_assert(sizeof(Config) == 64);
     const Config config;
-    _tile_loadconfig(&config);
+    asm volatile("ldtilecfg %0" ::"m"(config));  // gcc's intrinsic claims to read 8 of the 64 bytes only
   }
   // Frees the tile state, so that context switches need not save 8 KB.
-  static void end() { _tile_release(); }
+  static void end() { asm volatile("tilerelease"); }
 
   // Assembly, because gcc's intrinsics paste the tile number into a name and so take no template argument. The memory
   // clobbers order plain stores before tile loads and tile stores before plain loads.

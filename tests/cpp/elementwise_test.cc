@@ -1,0 +1,330 @@
+// The work between the matrix products, of every row of cmake/isa.cmake that runs here, against plain double loops.
+#include <algorithm>
+#include <memory>
+
+#include "check.h"
+#include "guarded.h"
+#include "variants.h"
+
+using kt::ActKind;
+using kt_test::Guarded;
+using kt_test::Random;
+using kt_test::Variant;
+
+namespace {
+
+constexpr int kDepths[] = {1,  2,  7,   8,   15,  16,  17,  31,  32,  33,  63,
+                           64, 65, 200, 255, 256, 257, 300, 511, 512, 513, 1100};
+
+struct Quantised {
+  Guarded<uint8_t> data;
+  Guarded<float> scales;
+  Guarded<int32_t> group_sums, sums;
+
+  Quantised(const Variant& v, ActKind kind, const Guarded<uint16_t>& x)
+      : data(static_cast<size_t>(kt::padded_depth(static_cast<int>(x.size()))) * kt::act_bytes(kind)),
+        scales(kt_test::acts_group_pitch(static_cast<int>(x.size()))),
+        group_sums(scales.size()),
+        sums(kt_test::acts_sum_pitch(static_cast<int>(x.size()))) {
+    kt_test::now_running("%s quantise %s k=%zu", v.name, kt_test::act_name(kind), x.size());
+    v.table->quantise(kind, x.data(), static_cast<int>(x.size()), data.data(), scales.data(), group_sums.data(),
+                      sums.data());
+    KT_CHECK(data.front_intact() && scales.front_intact() && group_sums.front_intact() && sums.front_intact());
+  }
+};
+
+template <class T>
+bool same_bytes(const Guarded<T>& a, const Guarded<T>& b) {
+  return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+}
+
+double kind_max(ActKind kind) { return kind == ActKind::s8 ? 127 : 32767; }
+
+void check_group(ActKind kind, const Guarded<uint16_t>& x, const Quantised& q, int g) {
+  const int k = static_cast<int>(x.size()), from = g * kt::kActGroup, to = std::min(k, from + kt::kActGroup);
+  double largest = 0;
+  for (int i = from; i < to; ++i) largest = std::max(largest, std::fabs(static_cast<double>(kt::bf16_to_f32(x[i]))));
+  const double step = largest / kind_max(kind);
+  KT_CHECK(std::fabs(q.scales[g] - step) <= 1e-6 * step);
+  bool near = true, in_range = true;
+  for (int i = from; i < to; ++i) {
+    const int value = kt_test::quantised(kind, q.data.data(), i);
+    near &= std::fabs(q.scales[g] * static_cast<double>(value) - kt::bf16_to_f32(x[i])) <= 0.5001 * step * (1 + 1e-4);
+    in_range &= std::abs(value) <= kind_max(kind);
+  }
+  KT_CHECK(near);
+  KT_CHECK(in_range);
+}
+
+void check_sums_and_padding(ActKind kind, const Quantised& q, int k) {
+  std::vector<int> group_sums(q.group_sums.size());
+  for (int g = 0; g < kt::padded_depth(k) / kt::kSumGroup; ++g) {
+    int sum = 0;
+    for (int i = g * kt::kSumGroup; i < (g + 1) * kt::kSumGroup; ++i) {
+      const int value = kt_test::quantised(kind, q.data.data(), i);
+      if (i >= k) KT_CHECK_EQ(value, 0);
+      sum += value;
+    }
+    KT_CHECK_EQ(q.sums[g], sum);
+    group_sums[g * kt::kSumGroup / kt::kActGroup] += sum;
+  }
+  for (size_t g = 0; g < group_sums.size(); ++g) KT_CHECK_EQ(q.group_sums[g], group_sums[g]);
+}
+
+template <class Body>
+void for_each_quantiser(Body body) {
+  for (const Variant& v : kt_test::variants().run) {
+    for (ActKind kind : {ActKind::s8, ActKind::s16}) body(v, kind);
+  }
+}
+
+}  // namespace
+
+KT_TEST(quantise_rounds_to_nearest_and_sums_what_it_stored) {
+  Random random(1);
+  for (int k : kDepths) {
+    Guarded<uint16_t> x(k);
+    kt_test::fill_gaussian_bf16(x, random);
+    for_each_quantiser([&](const Variant& v, ActKind kind) {
+      const Quantised q(v, kind, x);
+      for (int g = 0; g < kt_test::acts_group_pitch(k); ++g) check_group(kind, x, q, g);
+      check_sums_and_padding(kind, q, k);
+    });
+  }
+}
+
+KT_TEST(quantise_gives_the_same_bytes_on_every_variant) {
+  Random random(2);
+  for (int k : kDepths) {
+    Guarded<uint16_t> x(k);
+    for (uint16_t& bits : x) {
+      // Any exponent: most values vanish beside the largest, and ties are frequent in small integers.
+      bits = static_cast<uint16_t>(random.below(2) ? random.bits() & 0xbfff
+                                                   : kt::f32_to_bf16(static_cast<float>(random.below(255) - 127)));
+    }
+    for (ActKind kind : {ActKind::s8, ActKind::s16}) {
+      const Quantised first(kt_test::variants().run.front(), kind, x);
+      for (const Variant& v : kt_test::variants().run) {
+        const Quantised q(v, kind, x);
+        KT_CHECK(same_bytes(q.data, first.data) && same_bytes(q.scales, first.scales));
+        KT_CHECK(same_bytes(q.group_sums, first.group_sums) && same_bytes(q.sums, first.sums));
+      }
+    }
+  }
+}
+
+KT_TEST(quantise_may_take_a_row_piece_by_piece) {
+  Random random(8);
+  Guarded<uint16_t> x(700);
+  kt_test::fill_gaussian_bf16(x, random);
+  for_each_quantiser([&](const Variant& v, ActKind kind) {
+    const Quantised whole(v, kind, x);
+    for (int cut : {256, 512}) {
+      Guarded<uint16_t> tail(700 - cut);
+      std::copy(x.begin() + cut, x.end(), tail.begin());
+      const Quantised part(v, kind, tail);
+      KT_CHECK(std::equal(part.data.begin(), part.data.end(), whole.data.begin() + cut * kt::act_bytes(kind)));
+      KT_CHECK(std::equal(part.scales.begin(), part.scales.end(), whole.scales.begin() + cut / kt::kActGroup));
+      KT_CHECK(
+          std::equal(part.group_sums.begin(), part.group_sums.end(), whole.group_sums.begin() + cut / kt::kActGroup));
+      KT_CHECK(std::equal(part.sums.begin(), part.sums.end(), whole.sums.begin() + cut / kt::kSumGroup));
+    }
+  });
+}
+
+// Powers of two, the largest and the smallest: the largest value of a group always becomes exactly the largest integer.
+KT_TEST(quantise_never_saturates) {
+  for_each_quantiser([&](const Variant& v, ActKind kind) {
+    for (int bits = 0x0900; bits < 0x7f80; bits += 61) {
+      Guarded<uint16_t> x(65);
+      for (uint16_t& w : x) w = static_cast<uint16_t>(bits | 0x8000);
+      x[64] = static_cast<uint16_t>(bits);
+      const Quantised q(v, kind, x);
+      KT_CHECK_EQ(kt_test::quantised(kind, q.data.data(), 0), -static_cast<int>(kind_max(kind)));
+      KT_CHECK_EQ(kt_test::quantised(kind, q.data.data(), 64), static_cast<int>(kind_max(kind)));
+    }
+  });
+}
+
+// Where 1 / scale is no float the group is 0: its error is below 1e-34, and nothing is infinite.
+KT_TEST(quantise_takes_zeros_and_denormals) {
+  for (uint16_t bits : {0x0000, 0x8000, 0x0001, 0x807f, 0x0080, 0x0200, 0x0600, 0x0800}) {
+    for_each_quantiser([&](const Variant& v, ActKind kind) {
+      Guarded<uint16_t> x(40);
+      for (uint16_t& w : x) w = bits;
+      x[1] = 0;
+      const Quantised q(v, kind, x);
+      check_sums_and_padding(kind, q, 40);
+      KT_CHECK(std::isfinite(q.scales[0]));
+      const double value = kt::bf16_to_f32(bits);
+      KT_CHECK(std::fabs(q.scales[0] * static_cast<double>(kt_test::quantised(kind, q.data.data(), 0)) - value) <=
+               1e-34);
+      KT_CHECK_EQ(kt_test::quantised(kind, q.data.data(), 1), 0);
+      if (value == 0) KT_CHECK_EQ(q.scales[0], 0.0f);
+    });
+  }
+}
+
+// The scale carries NaN to the row's outputs; integers and sums stay in range, so the kernels need not care.
+KT_TEST(quantise_turns_nan_and_inf_into_a_nan_scale_of_that_group) {
+  Random random(3);
+  for (uint16_t bits : {0x7fc0, 0xffc0, 0x7f81, 0x7f80, 0xff80}) {
+    for (int at : {256, 257, 300, 511}) {
+      Guarded<uint16_t> x(700);
+      kt_test::fill_gaussian_bf16(x, random);
+      x[at] = bits;
+      if (at == 300) x[400] = bits;
+      for_each_quantiser([&](const Variant& v, ActKind kind) {
+        const Quantised q(v, kind, x);
+        KT_CHECK(std::isfinite(q.scales[0]) && std::isnan(q.scales[1]) && std::isfinite(q.scales[2]));
+        check_sums_and_padding(kind, q, 700);
+        for (int i = 0; i < 700; ++i) KT_CHECK(std::abs(kt_test::quantised(kind, q.data.data(), i)) <= kind_max(kind));
+        check_group(kind, x, q, 0);
+        check_group(kind, x, q, 2);
+      });
+    }
+  }
+}
+
+KT_TEST(swiglu_agrees_with_fp64) {
+  Random random(4);
+  constexpr float kGates[] = {0,   -0.0f, 1e-30f, -1e-30f, 1e-40f, 20,   -20,   60,    -60,   80,
+                              -80, 87,    -87,    100,     -100,   1e4f, -1e4f, 1e30f, -1e30f};
+  for (const Variant& v : kt_test::variants().run) {
+    for (int m : {1, 3}) {
+      for (int pairs : {1, 2, 5}) {
+        const size_t pitch = 16 * pairs + 3;
+        Guarded<float> c(static_cast<size_t>(m) * pairs * 32);
+        for (size_t i = 0; i < c.size(); ++i) {
+          const bool edge = i % 32 < 16 && random.below(3) == 0;
+          c[i] = edge ? kGates[random.below(std::size(kGates))] : 4 * random.gaussian();
+        }
+        c.seal();
+        Guarded<uint16_t> h((m - 1) * pitch + 16 * pairs);
+        kt_test::now_running("%s swiglu m=%d pairs=%d", v.name, m, pairs);
+        v.table->swiglu(c.data(), m, pairs, h.data(), pitch);
+        KT_CHECK(h.front_intact());
+        for (int i = 0; i < m; ++i) {
+          for (int j = 0; j < 16 * pairs; ++j) {
+            const float* pair = c.data() + (static_cast<size_t>(i) * pairs + j / 16) * 32 + j % 16;
+            const double expected = pair[0] / (1 + std::exp(-static_cast<double>(pair[0]))) * pair[16];
+            const double got = kt::bf16_to_f32(h[i * pitch + j]);
+            // bf16 keeps 8 bits. Below 2^-126 * |g| the exponential is clamped.
+            const double limit = std::fabs(expected) * (1 / 256.0 + 1e-5) +
+                                 1.2e-38 * std::fabs(static_cast<double>(pair[0]) * pair[16]) + 1e-40;
+            if (!(std::fabs(got - expected) <= limit)) {
+              kt_test::fail(__FILE__, __LINE__,
+                            std::string(kt_test::running) + ": g=" + std::to_string(pair[0]) +
+                                " u=" + std::to_string(pair[16]) + " gives " + std::to_string(got));
+            }
+          }
+          for (size_t j = 16 * pairs; i + 1 < m && j < pitch; ++j) KT_CHECK_EQ(h[i * pitch + j], uint16_t{0xffff});
+        }
+      }
+    }
+  }
+}
+
+KT_TEST(swiglu_keeps_nan_in_its_element) {
+  for (const Variant& v : kt_test::variants().run) {
+    for (int at : {0, 5, 16, 31}) {
+      Guarded<float> c(32);
+      for (float& x : c) x = 1.5f;
+      c[at] = NAN;
+      Guarded<uint16_t> h(16);
+      v.table->swiglu(c.data(), 1, 1, h.data(), 16);
+      for (int j = 0; j < 16; ++j) KT_CHECK_EQ(std::isnan(kt::bf16_to_f32(h[j])), j == at % 16);
+    }
+  }
+}
+
+KT_TEST(swiglu_gives_the_same_bytes_on_every_variant) {
+  Random random(5);
+  Guarded<float> c(64 * 32);
+  for (float& x : c) x = 6 * random.gaussian();
+  Guarded<uint16_t> first(64 * 16);
+  kt_test::variants().run.front().table->swiglu(c.data(), 8, 8, first.data(), 8 * 16);
+  for (const Variant& v : kt_test::variants().run) {
+    Guarded<uint16_t> h(64 * 16);
+    v.table->swiglu(c.data(), 8, 8, h.data(), 8 * 16);
+    KT_CHECK(same_bytes(h, first));
+  }
+}
+
+KT_TEST(accumulate_is_a_fused_multiply_add) {
+  Random random(6);
+  for (const Variant& v : kt_test::variants().run) {
+    for (int n : {16, 32, 48, 112, 1024}) {
+      Guarded<float> acc(n), c(n);
+      std::vector<float> expected(n);
+      const float weight = random.gaussian();
+      for (int j = 0; j < n; ++j) {
+        acc[j] = random.gaussian();
+        c[j] = random.gaussian();
+        expected[j] = std::fma(c[j], weight, acc[j]);
+      }
+      c.seal();
+      kt_test::now_running("%s accumulate n=%d", v.name, n);
+      v.table->accumulate(acc.data(), c.data(), weight, n);
+      KT_CHECK(acc.front_intact());
+      KT_CHECK(std::memcmp(acc.data(), expected.data(), acc.bytes()) == 0);
+    }
+  }
+}
+
+KT_TEST(store_sums_parts_in_order_and_rounds_once) {
+  Random random(7);
+  for (const Variant& v : kt_test::variants().run) {
+    for (int n : {1, 7, 8, 9, 15, 16, 17, 31, 33, 100, 128}) {
+      for (int n_parts : {1, 2, 3, 5}) {
+        for (bool add : {false, true}) {
+          std::vector<std::unique_ptr<Guarded<float>>> parts;
+          std::vector<const float*> pointers;
+          for (int p = 0; p < n_parts; ++p) {
+            parts.push_back(std::make_unique<Guarded<float>>(n));
+            for (float& x : *parts.back()) x = random.gaussian();
+            parts.back()->seal();
+            pointers.push_back(parts.back()->data());
+          }
+          Guarded<uint16_t> out(n);
+          std::vector<uint16_t> expected(n);
+          for (int j = 0; j < n; ++j) {
+            out[j] = random.gaussian_bf16();
+            float sum = pointers[0][j];
+            for (int p = 1; p < n_parts; ++p) sum += pointers[p][j];
+            expected[j] = kt::f32_to_bf16(add ? sum + kt::bf16_to_f32(out[j]) : sum);
+          }
+          kt_test::now_running("%s store n=%d n_parts=%d add=%d", v.name, n, n_parts, add);
+          v.table->store(pointers.data(), n_parts, n, add, out.data());
+          KT_CHECK(out.front_intact());
+          KT_CHECK(std::memcmp(out.data(), expected.data(), out.bytes()) == 0);
+        }
+      }
+    }
+  }
+}
+
+KT_TEST(store_rounds_to_nearest_even) {
+  struct Case {
+    uint32_t f32;
+    uint16_t bf16;
+  };
+  constexpr Case kCases[] = {
+      {0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f818000, 0x3f82}, {0x3f808001, 0x3f81}, {0x3f807fff, 0x3f80},
+      {0xbf808000, 0xbf80}, {0xbf818000, 0xbf82}, {0x7f7fffff, 0x7f80}, {0x7f7f7fff, 0x7f7f}, {0x7f800000, 0x7f80},
+      {0xff800000, 0xff80}, {0x00000000, 0x0000}, {0x80000000, 0x8000}, {0x00008001, 0x0001}, {0x00018000, 0x0002},
+      {0x7fc00000, 0x7fc0}, {0xffc00000, 0xffc0}, {0x7f800001, 0x7fc0}, {0x7fffffff, 0x7fff}, {0xffffffff, 0xffff},
+  };
+  for (const Variant& v : kt_test::variants().run) {
+    for (const Case& edge : kCases) {
+      Guarded<float> part(17);  // a vector and a tail
+      for (float& x : part) std::memcpy(&x, &edge.f32, 4);
+      Guarded<uint16_t> out(17);
+      const float* parts[] = {part.data()};
+      v.table->store(parts, 1, 17, false, out.data());
+      for (uint16_t bits : out) KT_CHECK_EQ(bits, edge.bf16);
+    }
+  }
+}
+
+KT_TEST(coverage) { kt_test::print_coverage(); }
