@@ -347,6 +347,7 @@ void gemm_tiles(const GemmArgs& g) {
           decode_u8<V, typename LinesOf<V, Format>::U8>(b[j], kc, scratch.panels + j * Scratch::kPanelBytes);
           b[j] = scratch.panels + j * Scratch::kPanelBytes;
         }
+        b[1] = b[panels - 1];
       }
       // The slab of the panel after next; of the last panels, the next slab of the first, or what the caller reads next.
       const uint8_t* ahead = packed + 2 * stride;
