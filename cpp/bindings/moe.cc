@@ -56,13 +56,14 @@ std::unique_ptr<kt::Pool> make_pool(const std::vector<int>& threads, const std::
   return pool;
 }
 
-std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format, int num_experts, int top_k, int hidden, int intermediate,
-                                      int max_tokens, const std::optional<std::string>& variant) {
+std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format, int num_experts, int top_k, int hidden,
+                                      int intermediate, int max_tokens, const std::optional<std::string>& variant) {
   kt::LayerConfig config{kt::Format::bf16, num_experts, top_k, hidden, intermediate, max_tokens};
   const std::optional<kt::Format> parsed = kt::format_by_name(format);
   if (!parsed) {
     std::string known;
-    for (int i = 0; i < kt::kFormatCount; ++i) known += std::string(i ? ", " : "") + kt::format_name(static_cast<kt::Format>(i));
+    for (int i = 0; i < kt::kFormatCount; ++i)
+      known += std::string(i ? ", " : "") + kt::format_name(static_cast<kt::Format>(i));
     throw nb::value_error(("format '" + format + "' is unknown; the formats are: " + known).c_str());
   }
   config.format = *parsed;
@@ -80,19 +81,22 @@ const uint16_t* weights_of(const char* name, const WeightArray& array, int rows,
   if (dtype.bits != 16 || !(bits || bfloat)) {
     throw nb::type_error((std::string(name) + " must hold bf16 (or its bits as uint16)").c_str());
   }
-  if (array.ndim() != 2 || array.shape(0) != static_cast<size_t>(rows) || array.shape(1) != static_cast<size_t>(columns)) {
+  if (array.ndim() != 2 || array.shape(0) != static_cast<size_t>(rows) ||
+      array.shape(1) != static_cast<size_t>(columns)) {
     std::string shape;
     for (size_t i = 0; i < array.ndim(); ++i) shape += (i ? ", " : "") + std::to_string(array.shape(i));
-    throw nb::value_error((std::string(name) + " has shape [" + shape + "]; this layer needs [" + std::to_string(rows) + ", " +
-                           std::to_string(columns) + "]")
+    throw nb::value_error((std::string(name) + " has shape [" + shape + "]; this layer needs [" + std::to_string(rows) +
+                           ", " + std::to_string(columns) + "]")
                               .c_str());
   }
   return static_cast<const uint16_t*>(array.data());
 }
 
-void load_expert(kt::Layer& layer, int expert, const WeightArray& gate, const WeightArray& up, const WeightArray& down) {
+void load_expert(kt::Layer& layer, int expert, const WeightArray& gate, const WeightArray& up,
+                 const WeightArray& down) {
   const int H = layer.config().hidden, I = layer.config().intermediate;
-  const kt::ExpertWeights weights{weights_of("gate", gate, I, H), weights_of("up", up, I, H), weights_of("down", down, H, I)};
+  const kt::ExpertWeights weights{weights_of("gate", gate, I, H), weights_of("up", up, I, H),
+                                  weights_of("down", down, H, I)};
   kt::Status status;
   {
     nb::gil_scoped_release released;
@@ -115,11 +119,13 @@ nb::tuple decode_expert(const kt::Layer& layer, int expert) {
   return nb::make_tuple(gate_array, up_array, down_array);
 }
 
-void forward(kt::Layer& layer, int tokens, uintptr_t ids, uintptr_t weights, uintptr_t input, uintptr_t output, bool incremental) {
-  kt::ForwardArgs args{{reinterpret_cast<const int64_t*>(ids), reinterpret_cast<const float*>(weights), tokens, layer.config().top_k},
-                       reinterpret_cast<const uint16_t*>(input),
-                       reinterpret_cast<uint16_t*>(output),
-                       incremental};
+void forward(kt::Layer& layer, int tokens, uintptr_t ids, uintptr_t weights, uintptr_t input, uintptr_t output,
+             bool incremental) {
+  kt::ForwardArgs args{
+      {reinterpret_cast<const int64_t*>(ids), reinterpret_cast<const float*>(weights), tokens, layer.config().top_k},
+      reinterpret_cast<const uint16_t*>(input),
+      reinterpret_cast<uint16_t*>(output),
+      incremental};
   kt::Status status;
   {
     nb::gil_scoped_release released;
@@ -132,25 +138,28 @@ void forward(kt::Layer& layer, int tokens, uintptr_t ids, uintptr_t weights, uin
 
 void bind_moe(nb::module_& m) {
   nb::class_<kt::Pool>(m, "Pool", "Worker threads, one group per NUMA node.")
-      .def(nb::new_(&make_pool), "threads_per_node"_a, "numa_ids"_a = nb::none(), "cpus"_a = nb::none(), "spin_us"_a = 500)
+      .def(nb::new_(&make_pool), "threads_per_node"_a, "numa_ids"_a = nb::none(), "cpus"_a = nb::none(),
+           "spin_us"_a = 500)
       .def_prop_ro("threads", &kt::Pool::total_threads)
       .def_prop_ro("nodes", &kt::Pool::node_count)
       .def_prop_ro("parked_threads", &kt::Pool::parked_threads);
 
   nb::class_<kt::Layer>(m, "MoELayer", "The routed experts of one layer, packed for this CPU.")
-      .def(nb::new_(&make_layer), "pool"_a, nb::kw_only(), "format"_a, "num_experts"_a, "top_k"_a, "hidden_size"_a, "intermediate_size"_a,
-           "max_tokens"_a, "variant"_a = nb::none(), nb::keep_alive<0, 1>())
+      .def(nb::new_(&make_layer), "pool"_a, nb::kw_only(), "format"_a, "num_experts"_a, "top_k"_a, "hidden_size"_a,
+           "intermediate_size"_a, "max_tokens"_a, "variant"_a = nb::none(), nb::keep_alive<0, 1>())
       .def("load_expert", &load_expert, "expert"_a, "gate"_a, "up"_a, "down"_a,
            "Packs one expert: bf16 gate and up [I, H], down [H, I].")
       .def("fill_random", &kt::Layer::fill_random, "seed"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Random weights in every expert, for measurements.")
       .def("decode_expert", &decode_expert, "expert"_a, "The weights as the kernels see them: f32 gate, up, down.")
       .def("forward", &forward, "n_tokens"_a, "ids"_a, "weights"_a, "input"_a, "output"_a, "incremental"_a = false,
-           "out[t] = sum_j weights[t, j] * FFN_ids[t, j](x[t]); addresses of contiguous int64 [T, k], f32 [T, k], bf16 [T, H] in "
+           "out[t] = sum_j weights[t, j] * FFN_ids[t, j](x[t]); addresses of contiguous int64 [T, k], f32 [T, k], bf16 "
+           "[T, H] in "
            "and out.")
       .def_prop_ro("packed_bytes_per_expert", &kt::Layer::expert_bytes)
-      .def_prop_ro("mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },
-                   "Address of num_experts bytes; an expert whose byte is not 0 is skipped. Read at every forward.");
+      .def_prop_ro(
+          "mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },
+          "Address of num_experts bytes; an expert whose byte is not 0 is skipped. Read at every forward.");
   m.def("formats", [] {
     std::vector<std::string> names;
     for (int i = 0; i < kt::kFormatCount; ++i) names.push_back(kt::format_name(static_cast<kt::Format>(i)));

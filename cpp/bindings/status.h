@@ -7,10 +7,16 @@
 
 inline void raise(const kt::Status& status) {
   switch (status.code()) {
-    case kt::Status::Code::ok: return;
-    case kt::Status::Code::invalid: throw nanobind::value_error(status.message().c_str());
-    case kt::Status::Code::unsupported: PyErr_SetString(PyExc_RuntimeError, status.message().c_str()); break;
-    case kt::Status::Code::system: PyErr_SetString(PyExc_OSError, status.message().c_str()); break;
+    case kt::Status::Code::ok:
+      return;
+    case kt::Status::Code::invalid:
+      throw nanobind::value_error(status.message().c_str());
+    case kt::Status::Code::unsupported:
+      PyErr_SetString(PyExc_RuntimeError, status.message().c_str());
+      break;
+    case kt::Status::Code::system:
+      PyErr_SetString(PyExc_OSError, status.message().c_str());
+      break;
   }
   throw nanobind::python_error();
 }

@@ -37,14 +37,16 @@ float decode(Format format, const uint8_t* panel, int n, int k) {
       return row_scale(panel, n) * static_cast<float>(u - Int8::kOffset);
     }
     case Format::int4:
-      return row_scale(panel, n) * static_cast<float>(Int4::kStep * (nibble(panel + Int4::offset(0), n, k) - Int4::kOffset));
+      return row_scale(panel, n) *
+             static_cast<float>(Int4::kStep * (nibble(panel + Int4::offset(0), n, k) - Int4::kOffset));
     case Format::int4g: {
       const uint8_t* block = panel + kLineBytes + k / Int4g::kBlock * Int4g::kBlockBytes;
       uint32_t steps;
       std::memcpy(&steps, block + 4 * n, 4);
       const int in_block = k % Int4g::kBlock;
       const int step = static_cast<int>(steps >> (in_block / Int4g::kGroup * 4) & 15) + 1;
-      return row_scale(panel, n) * static_cast<float>(step * (nibble(block + kLineBytes, n, in_block) - Int4g::kOffset));
+      return row_scale(panel, n) *
+             static_cast<float>(step * (nibble(block + kLineBytes, n, in_block) - Int4g::kOffset));
     }
   }
   return 0;
@@ -70,10 +72,14 @@ std::optional<Format> format_by_name(std::string_view name) {
 
 size_t panel_bytes(Format format, int k) {
   switch (format) {
-    case Format::bf16: return Bf16::panel_bytes(k);
-    case Format::int8: return Int8::panel_bytes(k);
-    case Format::int4: return Int4::panel_bytes(k);
-    case Format::int4g: return Int4g::panel_bytes(k);
+    case Format::bf16:
+      return Bf16::panel_bytes(k);
+    case Format::int8:
+      return Int8::panel_bytes(k);
+    case Format::int4:
+      return Int4::panel_bytes(k);
+    case Format::int4g:
+      return Int4g::panel_bytes(k);
   }
   return 0;
 }

@@ -14,7 +14,8 @@ namespace {
 // One kActGroup (or its tail) of a row. A NaN or Inf anywhere makes the scale NaN, so it reaches the outputs of its own
 // token instead of vanishing in an integer.
 template <class V, ActKind kKind>
-KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* scale, int32_t* group_sum, int32_t* sums) {
+KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* scale, int32_t* group_sum,
+                              int32_t* sums) {
   constexpr float kMax = kKind == ActKind::s8 ? 127.0f : 32767.0f;
   auto largest = V::zero_f32();
   auto poison = V::zero_f32();
@@ -74,7 +75,8 @@ void quantise_row(const uint16_t* x, int k, uint8_t* data, float* scales, int32_
 }
 
 template <class V>
-void quantise(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums, int32_t* sums) {
+void quantise(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums,
+              int32_t* sums) {
   if (kind == ActKind::s8) {
     quantise_row<V, ActKind::s8>(x, k, data, scales, group_sums, sums);
   } else {

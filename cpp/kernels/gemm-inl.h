@@ -4,11 +4,10 @@
 // A core is one operand kind on one vector trait (operand_*-inl.h):
 //   kRows, kPanels   largest register tile
 //   kChunk           depth of one pass, a multiple of kActGroup: chunk of A and of a panel fit L1 together
-//   kElementBytes    of an activation in the scratch; row pitch is a constant so that one address register serves all rows
-//   kInits           accumulator start values per kChunk
-//   Source           the format whose lines the blocked path reads (the format itself, or int8 after decoding)
-//   gather(...)      copies rows x chunk of activations with their scales and start values
-//   tile<R, P>(...)  the register tile
+//   kElementBytes    of an activation in the scratch; row pitch is a constant so that one address register serves all
+//   rows kInits           accumulator start values per kChunk Source           the format whose lines the blocked path
+//   reads (the format itself, or int8 after decoding) gather(...)      copies rows x chunk of activations with their
+//   scales and start values tile<R, P>(...)  the register tile
 #pragma once
 
 #include <cstring>
@@ -35,12 +34,14 @@ struct Chunk {
 
   uint8_t* row(int r) const { return base + r * kPitch; }
   float* scales(int r) const { return reinterpret_cast<float*>(base + rows * kPitch) + r * kGroups; }
-  int32_t* inits(int r) const { return reinterpret_cast<int32_t*>(base + rows * (kPitch + 4 * kGroups)) + r * Core::kInits; }
+  int32_t* inits(int r) const {
+    return reinterpret_cast<int32_t*>(base + rows * (kPitch + 4 * kGroups)) + r * Core::kInits;
+  }
 };
 
 struct TileArgs {
-  const uint8_t* lines;   // first line of the chunk in the first panel
-  size_t panel_stride;    // bytes to the next panel's chunk
+  const uint8_t* lines;    // first line of the chunk in the first panel
+  size_t panel_stride;     // bytes to the next panel's chunk
   const float* scales[2];  // row scales of the panels; unused by float formats
   int kc;
   float* c;
@@ -63,10 +64,14 @@ template <class Core, class Source, int P>
 KT_INLINE void tile_rows(int rows, const TileArgs& t, Chunk<Core> chunk) {
   static_assert(Core::kRows <= 8);
   switch (rows) {
-    case 1: return Core::template tile<Source, 1, P>(t, chunk);
-    case 2: return Core::template tile<Source, 2, P>(t, chunk);
-    case 3: return Core::template tile<Source, 3, P>(t, chunk);
-    case 4: return Core::template tile<Source, 4, P>(t, chunk);
+    case 1:
+      return Core::template tile<Source, 1, P>(t, chunk);
+    case 2:
+      return Core::template tile<Source, 2, P>(t, chunk);
+    case 3:
+      return Core::template tile<Source, 3, P>(t, chunk);
+    case 4:
+      return Core::template tile<Source, 4, P>(t, chunk);
     case 5:
       if constexpr (Core::kRows >= 5) return Core::template tile<Source, 5, P>(t, chunk);
       break;
@@ -90,7 +95,8 @@ struct PanelSpan {
 };
 
 template <class Core, class Source>
-KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_end, int i0, int rows, int k0, int kc, Chunk<Core> chunk) {
+KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_end, int i0, int rows, int k0, int kc,
+                           Chunk<Core> chunk) {
   const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;
   for (int step; p < p_end; p += step) {
     step = p_end - p < Core::kPanels ? 1 : Core::kPanels;

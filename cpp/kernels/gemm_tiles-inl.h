@@ -1,7 +1,7 @@
 // Matrix products by tiles: blocks of 32 rows x 2 panels as 2 x 2 accumulator tiles.
 //
-// What limits a tile product is not the tile unit but the L2 cache: a block of 32 x 32 outputs reads A and B at 32 bytes
-// per cycle each when the unit is busy, and a core gets about 48 from L2. So
+// What limits a tile product is not the tile unit but the L2 cache: a block of 32 x 32 outputs reads A and B at 32
+// bytes per cycle each when the unit is busy, and a core gets about 48 from L2. So
 //   - depth slab (2 KB of every row): the rows' slab is gathered once into L2, the slab of two panels decoded once;
 //   - then two panels, then up to kBlocks blocks of rows, then depth steps of kStep: the panels' step and the blocks'
 //     outputs stay in L1, only A streams from L2;
@@ -56,8 +56,8 @@ struct TileBlock {
   size_t c_pitch;
   int rows;
   int tile_steps;
-  bool first;              // c is written, not added to
-  const float* scales;     // of the block's rows in this group, group_pitch apart
+  bool first;           // c is written, not added to
+  const float* scales;  // of the block's rows in this group, group_pitch apart
   const int32_t* sums;
   int group_pitch;
   const float* row_scales[2];
@@ -80,8 +80,8 @@ KT_INLINE void load_operands(const uint8_t* a, size_t a_pitch, const uint8_t* b0
   Tiles::template load<5>(a + kTileRows * a_pitch, a_pitch);
 }
 
-// Tiles 0..3 += A (tiles 4, 5) x B (tiles 6, 7), which hold the first operands already. M, N: 1 or 2 tiles of rows and of
-// panels. between(step) runs vector work behind each tile step.
+// Tiles 0..3 += A (tiles 4, 5) x B (tiles 6, 7), which hold the first operands already. M, N: 1 or 2 tiles of rows and
+// of panels. between(step) runs vector work behind each tile step.
 //
 // Tile registers are not renamed: a load waits until the products that read its register are done (52 cycles), so each
 // operand is loaded for the next step right behind its last use. Loading in front of the first use takes 250 cycles a
@@ -232,7 +232,9 @@ struct TileScratch {
   static constexpr int kGroups = kDepth / kActGroup;
   static constexpr size_t kPanelBytes = static_cast<size_t>(kSlabBytes) * kPanelRows;
   static constexpr size_t kRowBytes = kSlabPitch + 8 * kGroups;
-  static constexpr size_t bytes(int m) { return 2 * kPanelBytes + static_cast<size_t>(round_up(m, kBlockRows)) * kRowBytes; }
+  static constexpr size_t bytes(int m) {
+    return 2 * kPanelBytes + static_cast<size_t>(round_up(m, kBlockRows)) * kRowBytes;
+  }
 
   uint8_t* panels;
   uint8_t* rows;
@@ -252,7 +254,8 @@ TileRows tile_rows_of_slab(const GemmArgs& g, const TileScratch<Core>& scratch, 
   // bf16 rows are as long as k says; quantised ones are padded.
   if (!g.rows && (Core::kInt || g.k == padded_depth(g.k))) {
     const size_t group = static_cast<size_t>(g.first_row) * g.acts.group_pitch + k0 / kActGroup;
-    return {g.acts.data + g.first_row * g.acts.pitch + at, g.acts.pitch, g.acts.scales + group, g.acts.group_sums + group, g.acts.group_pitch};
+    return {g.acts.data + g.first_row * g.acts.pitch + at, g.acts.pitch, g.acts.scales + group,
+            g.acts.group_sums + group, g.acts.group_pitch};
   }
   // The rows lie anywhere, so the hardware prefetcher does not find the next one.
   constexpr int kAhead = 4;
@@ -279,8 +282,8 @@ TileRows tile_rows_of_slab(const GemmArgs& g, const TileScratch<Core>& scratch, 
 
 // All rows over one slab of one or two panels.
 template <class Tiles, class Core>
-KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, int p, int panels, const uint8_t* const (&b)[2], size_t panel_stride,
-                                int k0, int kc, Prefetch prefetch) {
+KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, int p, int panels,
+                                const uint8_t* const (&b)[2], size_t panel_stride, int k0, int kc, Prefetch prefetch) {
   // 4 blocks of outputs are 16 KB.
   constexpr int kBlocks = 4;
   const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;
@@ -288,10 +291,12 @@ KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, in
   t.a_pitch = rows.pitch;
   t.c_pitch = c_pitch;
   t.group_pitch = rows.group_pitch;
-  for (int j = 0; j < 2; ++j) t.row_scales[j] = reinterpret_cast<const float*>(g.panels + (p + (panels == 2 ? j : 0)) * panel_stride);
+  for (int j = 0; j < 2; ++j)
+    t.row_scales[j] = reinterpret_cast<const float*>(g.panels + (p + (panels == 2 ? j : 0)) * panel_stride);
   const int blocks = div_up(g.m, kBlockRows);
-  prefetch.lines_per_step = div_up(static_cast<int>((prefetch.end - prefetch.next) / kLineBytes), blocks * (kc / Core::kTileDepth));
-  const auto place = [&](int block, int k, const uint8_t*& a, const uint8_t* (&at)[2]) {
+  prefetch.lines_per_step =
+      div_up(static_cast<int>((prefetch.end - prefetch.next) / kLineBytes), blocks * (kc / Core::kTileDepth));
+  const auto place = [&](int block, int k, const uint8_t*& a, const uint8_t*(&at)[2]) {
     a = rows.data + static_cast<size_t>(block) * kBlockRows * rows.pitch + static_cast<size_t>(k) * Core::kElementBytes;
     for (int j = 0; j < 2; ++j) at[j] = b[j] + static_cast<size_t>(k) * kPanelRows * Core::kElementBytes;
   };
@@ -349,7 +354,8 @@ void gemm_tiles(const GemmArgs& g) {
         }
         b[1] = b[panels - 1];
       }
-      // The slab of the panel after next; of the last panels, the next slab of the first, or what the caller reads next.
+      // The slab of the panel after next; of the last panels, the next slab of the first, or what the caller reads
+      // next.
       const uint8_t* ahead = packed + 2 * stride;
       if (p + 2 >= g.n_panels) ahead = k0 + kc < depth ? g.panels + Format::offset(k0 + kc) : g.next;
       const size_t slab_bytes = Format::offset(Scratch::kDepth) - Format::offset(0);

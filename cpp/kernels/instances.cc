@@ -1,5 +1,5 @@
-// Compiled once per row of cmake/isa.cmake with that row's flags; exports kt_isa_<row>() and nothing else. Everything it
-// includes lives in unnamed namespaces, so that no code built for one CPU can be linked into another's path.
+// Compiled once per row of cmake/isa.cmake with that row's flags; exports kt_isa_<row>() and nothing else. Everything
+// it includes lives in unnamed namespaces, so that no code built for one CPU can be linked into another's path.
 #include "kernels/kernel.h"
 
 #include "kernels/elementwise-inl.h"
@@ -56,7 +56,8 @@ constexpr int kMaxRows = 256;
 size_t scratch_bytes(int k, int n_panels) {
   size_t bytes = gemm_scratch<FloatCore>(k, n_panels);
   const size_t others[] = {
-      gemm_scratch<Int8Core>(k, n_panels), gemm_scratch<Int4Core>(k, n_panels),
+      gemm_scratch<Int8Core>(k, n_panels),
+      gemm_scratch<Int4Core>(k, n_panels),
 #if defined(KT_HAS_TILES)
       TileScratch<FloatTiles>::bytes(kMaxRows),
       TileScratch<IntTiles>::bytes(kMaxRows),
@@ -86,5 +87,5 @@ constexpr IsaTable kTable = {
 }  // namespace kt
 
 #define KT_CONCAT(a, b) a##b
-#define KT_EXPORT(isa) KT_CONCAT(kt_isa_, isa)
+#define KT_EXPORT(isa)  KT_CONCAT(kt_isa_, isa)
 extern "C" const kt::IsaTable* KT_EXPORT(KT_ISA)() { return &kt::kTable; }

@@ -44,8 +44,8 @@ struct GemmArgs {
   const int32_t* rows;
   int first_row;
   int m;
-  float* c;            // row pitch 16 * n_panels, room for m rounded up to kRowUnit rows
-  uint8_t* scratch;    // IsaTable::gemm_scratch_bytes(k, n_panels)
+  float* c;             // row pitch 16 * n_panels, room for m rounded up to kRowUnit rows
+  uint8_t* scratch;     // IsaTable::gemm_scratch_bytes(k, n_panels)
   const uint8_t* next;  // where the caller will read weights next, for prefetching; may be null
 };
 
@@ -65,7 +65,8 @@ struct IsaTable {
 
   // Quantises k bf16 values into data (padded depth), scales and sums. kind is s8 or s16. A row may be cut at multiples
   // of kActGroup and quantised piece by piece.
-  void (*quantise)(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums, int32_t* sums);
+  void (*quantise)(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums,
+                   int32_t* sums);
   // h[i][16 p + j] = silu(c[i][32 p + j]) * c[i][32 p + 16 + j] as bf16, for i < m, p < pairs; h_pitch in elements.
   void (*swiglu)(const float* c, int m, int pairs, uint16_t* h, size_t h_pitch);
   // acc[j] += weight * c[j], n a multiple of 16.

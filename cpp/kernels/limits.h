@@ -15,7 +15,8 @@ struct LimitLoops {
   PeakLoop dot_u8s8;   // vpdpbusd; null where absent
   PeakLoop tile_bf16;  // tdpbf16ps; null where absent
   PeakLoop tile_u8s8;  // tdpbsud; null where absent
-  uint64_t (*read_stream)(const void* data, size_t bytes);  // reads every byte once; the value only defeats dead-code removal
+  uint64_t (*read_stream)(const void* data,
+                          size_t bytes);  // reads every byte once; the value only defeats dead-code removal
 };
 
 }  // namespace kt

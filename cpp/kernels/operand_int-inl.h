@@ -11,7 +11,8 @@ namespace kt {
 namespace {
 
 KT_INLINE void gather_values(const Acts& acts, int row, int k0, int kc, int element_bytes, uint8_t* dst) {
-  std::memcpy(dst, acts.data + row * acts.pitch + static_cast<size_t>(k0) * element_bytes, static_cast<size_t>(kc) * element_bytes);
+  std::memcpy(dst, acts.data + row * acts.pitch + static_cast<size_t>(k0) * element_bytes,
+              static_cast<size_t>(kc) * element_bytes);
 }
 
 KT_INLINE void gather_scales(const Acts& acts, int row, int k0, int kc, float* scales) {
@@ -60,7 +61,9 @@ struct U8S8Core {
   struct Decoder {
     static constexpr bool kNeeded = !kIsInt8<Format>;
     using Lines = Int8Lines<V>;
-    static void decode(const uint8_t* lines, int kc, uint8_t* out) { decode_u8<V, typename LinesOf<V, Format>::U8>(lines, kc, out); }
+    static void decode(const uint8_t* lines, int kc, uint8_t* out) {
+      decode_u8<V, typename LinesOf<V, Format>::U8>(lines, kc, out);
+    }
   };
 
   static void gather(const Acts& acts, int row, int k0, int kc, int, uint8_t* dst, float* scales, int32_t* inits) {
@@ -87,7 +90,8 @@ struct U8S8Core {
       }
       Source source[N];
       KT_UNROLL
-      for (int v = 0; v < N; ++v) source[v].block(vector_at<V>(t.lines, t.panel_stride, v) + block * Source::kBlockBytes);
+      for (int v = 0; v < N; ++v)
+        source[v].block(vector_at<V>(t.lines, t.panel_stride, v) + block * Source::kBlockBytes);
       const int groups = (t.kc - kb < kActGroup ? t.kc - kb : kActGroup) / kSumGroup;
       const uint8_t* a = chunk.base + kb;
       for (int group = 0; group < groups; ++group, a += kSumGroup) {
@@ -233,7 +237,8 @@ struct U4S8Core {
       }
       Source source[N];
       KT_UNROLL
-      for (int v = 0; v < N; ++v) source[v].block(vector_at<V>(t.lines, t.panel_stride, v0 + v) + block * Source::kBlockBytes);
+      for (int v = 0; v < N; ++v)
+        source[v].block(vector_at<V>(t.lines, t.panel_stride, v0 + v) + block * Source::kBlockBytes);
       const int groups = (t.kc - kb < kActGroup ? t.kc - kb : kActGroup) / kSumGroup;
       const uint8_t* a = chunk.base + kb;
       const int32_t* inits = chunk.inits(0) + kb / kSumGroup;

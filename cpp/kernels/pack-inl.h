@@ -61,7 +61,8 @@ inline void pack_int8(const uint16_t* source, size_t row_pitch, int rows, int k,
     for (int k0 = 0; k0 < k; k0 += kActGroup) {
       const int count = k - k0 < kActGroup ? k - k0 : kActGroup;
       std::memset(q, Int8::kOffset, sizeof(q));
-      for (int i = 0; i < count; ++i) q[i] = static_cast<uint8_t>(round_even(bf16_to_f32(row[k0 + i]) * inverse) + Int8::kOffset);
+      for (int i = 0; i < count; ++i)
+        q[i] = static_cast<uint8_t>(round_even(bf16_to_f32(row[k0 + i]) * inverse) + Int8::kOffset);
       for (int i = 0; i < count; i += 4) std::memcpy(lines + (k0 + i) / 4 * kLineBytes + 4 * n, q + i, 4);
     }
   }
@@ -70,7 +71,8 @@ inline void pack_int8(const uint16_t* source, size_t row_pitch, int rows, int k,
 // Writes the 32 nibbles of one group of row n; lines points at the group's first line.
 inline void put_group(const uint8_t* q, int n, uint8_t* lines) {
   for (int i = 0; i < 4; ++i) {
-    for (int b = 0; b < 4; ++b) lines[i * kLineBytes + 4 * n + b] = static_cast<uint8_t>(q[4 * i + b] | q[16 + 4 * i + b] << 4);
+    for (int b = 0; b < 4; ++b)
+      lines[i * kLineBytes + 4 * n + b] = static_cast<uint8_t>(q[4 * i + b] | q[16 + 4 * i + b] << 4);
   }
 }
 
@@ -112,8 +114,8 @@ inline float group_error(const float* w, float s) {
 inline int best_step(const float* w, float d) {
   float amax = 0;
   for (int i = 0; i < Int4g::kGroup; ++i) amax = std::fabs(w[i]) > amax ? std::fabs(w[i]) : amax;
-  // The best scale lies between amax / 8 (the extreme is negative) and a little below amax / 7: one step to either side of
-  // the middle covers it.
+  // The best scale lies between amax / 8 (the extreme is negative) and a little below amax / 7: one step to either side
+  // of the middle covers it.
   int middle = round_even(amax / (7.6f * d));
   middle = middle < 1 ? 1 : middle > 16 ? 16 : middle;
   int best = middle;

@@ -60,7 +60,8 @@ struct ForwardPass {
       const int k0 = i % pieces * kQuantisePiece;
       isa.quantise(kernels.act, rows + row * pitch + k0, std::min(k - k0, kQuantisePiece),
                    to.data + row * to.pitch + static_cast<size_t>(k0) * act_bytes(kernels.act),
-                   to.scales + row * to.group_pitch + k0 / kActGroup, to.group_sums + row * to.group_pitch + k0 / kActGroup,
+                   to.scales + row * to.group_pitch + k0 / kActGroup,
+                   to.group_sums + row * to.group_pitch + k0 / kActGroup,
                    to.sums + row * to.sum_pitch + k0 / kSumGroup);
     }
   }
@@ -71,13 +72,21 @@ struct ForwardPass {
     Workspace::Node& node = workspace.node(worker.node);
     Workspace::Thread& thread = workspace.thread(worker.global);
     const int pairs = panel_count(s.size);
-    const int block = clamp(plan.active() * pairs / (worker.node_threads * kTasksPerWorker), 1, std::min(pairs, isa.max_panels / 2));
+    const int block =
+        clamp(plan.active() * pairs / (worker.node_threads * kTasksPerWorker), 1, std::min(pairs, isa.max_panels / 2));
     const int blocks = div_up(pairs, block);
     const size_t panel = panel_bytes(layer.config_.format, hidden);
-    const Acts acts = quantised ? node.input.acts() : Acts{reinterpret_cast<const uint8_t*>(args.input), static_cast<size_t>(hidden) * 2, nullptr, nullptr, nullptr, 0, 0};
+    const Acts acts = quantised ? node.input.acts() : Acts{reinterpret_cast<const uint8_t*>(args.input),
+                                                           static_cast<size_t>(hidden) * 2,
+                                                           nullptr,
+                                                           nullptr,
+                                                           nullptr,
+                                                           0,
+                                                           0};
     uint16_t* h = reinterpret_cast<uint16_t*>(node.hidden.data());
     const size_t pitch = hidden_pitch(s.size);
-    for (int task; (task = gate_up_tasks[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < plan.active() * blocks;) {
+    for (int task;
+         (task = gate_up_tasks[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < plan.active() * blocks;) {
       const int slot = plan.by_size(task / blocks);
       const int first = task % blocks * block, count = std::min(block, pairs - first);
       GemmArgs g{};
@@ -105,13 +114,14 @@ struct ForwardPass {
     for (int i = 0; i < m; ++i) std::memset(rows + i * pitch + from, 0, 2 * static_cast<size_t>(to - from));
   }
 
-  // Tasks: blocks of output columns. A task goes over all experts, so it alone writes its columns: no atomics, no slots,
-  // the same order of additions in every run.
+  // Tasks: blocks of output columns. A task goes over all experts, so it alone writes its columns: no atomics, no
+  // slots, the same order of additions in every run.
   void down(const Worker& worker) {
     const Layer::Shard& s = shard(worker);
     const int panels = panel_count(hidden);
     const int block = clamp(panels / (worker.node_threads * kTasksPerWorker), 1, down_panels_max(isa));
-    for (int task; (task = down_tasks[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < div_up(panels, block);) {
+    for (int task;
+         (task = down_tasks[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < div_up(panels, block);) {
       down_columns(worker, s, task * block, std::min(block, panels - task * block));
     }
   }
@@ -138,8 +148,8 @@ struct ForwardPass {
         g.m = std::min(plan.end(slot) - row, isa.max_rows);
         kernels.gemm(g);
         for (int i = 0; i < g.m; ++i) {
-          isa.accumulate(sum + static_cast<size_t>(plan.tokens()[row + i]) * width, g.c + static_cast<size_t>(i) * width,
-                         plan.weights()[row + i], width);
+          isa.accumulate(sum + static_cast<size_t>(plan.tokens()[row + i]) * width,
+                         g.c + static_cast<size_t>(i) * width, plan.weights()[row + i], width);
         }
       }
     }
@@ -169,7 +179,8 @@ struct ForwardPass {
       const size_t t = i / pieces;
       const int column = i % pieces * kQuantisePiece;
       const float* parts[kMaxNodes];
-      for (int n = 0; n < nodes; ++n) parts[n] = reinterpret_cast<const float*>(workspace.node(n).partial.data()) + t * pitch + column;
+      for (int n = 0; n < nodes; ++n)
+        parts[n] = reinterpret_cast<const float*>(workspace.node(n).partial.data()) + t * pitch + column;
       isa.store(parts, nodes, std::min(hidden - column, kQuantisePiece), args.add, args.output + t * hidden + column);
     }
   }
@@ -183,8 +194,8 @@ struct ForwardPass {
     gate_up(worker);
     worker.node_barrier();
     if (quantised) {
-      quantise(worker, reinterpret_cast<const uint16_t*>(node.hidden.data()), hidden_pitch(shard(worker).size), plan.pairs(),
-               shard(worker).size, node.hidden_quantised);
+      quantise(worker, reinterpret_cast<const uint16_t*>(node.hidden.data()), hidden_pitch(shard(worker).size),
+               plan.pairs(), shard(worker).size, node.hidden_quantised);
       worker.node_barrier();
     }
     down(worker);
@@ -198,7 +209,8 @@ struct ForwardPass {
 void run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args) {
   workspace.plan().build(args.routing, layer.config().num_experts, layer.mask());
   ForwardPass pass(layer, workspace, args);
-  workspace.pool().run([](void* context, const Worker& worker) { static_cast<ForwardPass*>(context)->work(worker); }, &pass);
+  workspace.pool().run([](void* context, const Worker& worker) { static_cast<ForwardPass*>(context)->work(worker); },
+                       &pass);
 }
 
 }  // namespace kt

@@ -7,8 +7,8 @@
 
 namespace kt {
 
-// Tokens of one pass. More would read each expert fewer times, but the f32 output columns of a worker (kChunkTokens x 64
-// x 4 bytes) should stay in its L2.
+// Tokens of one pass. More would read each expert fewer times, but the f32 output columns of a worker (kChunkTokens x
+// 64 x 4 bytes) should stay in its L2.
 constexpr int kChunkTokens = 4096;
 
 // Elements from row to row of the bf16 intermediate; 32 elements of padding spread the rows over the cache sets.

@@ -35,7 +35,8 @@ Layer::Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const La
       chunk_tokens_(std::min(config.max_tokens, kChunkTokens)),
       mask_(config.num_experts, 0) {}
 
-Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config, std::unique_ptr<Layer>* out) {
+Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config,
+                     std::unique_ptr<Layer>* out) {
   KT_RETURN_IF_ERROR(check(config));
   std::unique_ptr<Layer> layer(new Layer(std::move(workspace), isa, config));
   KT_RETURN_IF_ERROR(layer->split());
@@ -48,8 +49,9 @@ Status Layer::split() {
   const int nodes = workspace_->pool().node_count();
   const int units = div_up(config_.intermediate, kShardUnit);
   if (units < nodes) {
-    return Status::invalid("intermediate_size " + std::to_string(config_.intermediate) + " cannot be split over " + std::to_string(nodes) +
-                           " nodes: each needs at least " + std::to_string(kShardUnit) + " columns; use at most " + std::to_string(units));
+    return Status::invalid("intermediate_size " + std::to_string(config_.intermediate) + " cannot be split over " +
+                           std::to_string(nodes) + " nodes: each needs at least " + std::to_string(kShardUnit) +
+                           " columns; use at most " + std::to_string(units));
   }
   shards_.resize(nodes);
   for (int i = 0; i < nodes; ++i) {
@@ -83,7 +85,8 @@ WorkspaceNeeds Layer::needs() const {
     n.input_bytes = ActBuffer::bytes(act, chunk_tokens_, config_.hidden);
     n.hidden_quantised_bytes = ActBuffer::bytes(act, max_pairs + kRowUnit, widest);
   }
-  if (shards_.size() > 1) n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPanelRows) * 4;
+  if (shards_.size() > 1)
+    n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPanelRows) * 4;
   const int depth = std::max(config_.hidden, widest);
   n.scratch_bytes = isa_->gemm_scratch_bytes(depth, isa_->max_panels);
   n.c_bytes = static_cast<size_t>(round_up(isa_->max_rows, kRowUnit)) * isa_->max_panels * kPanelRows * 4;
@@ -97,8 +100,8 @@ void Layer::pack_panel(const Shard& shard, int expert, const ExpertWeights& weig
     const int row = panel / 2 * kPanelRows;
     const uint16_t* source = panel % 2 ? weights.up : weights.gate;
     uint8_t* out = shard.expert(expert) + panel * panel_bytes(config_.format, config_.hidden);
-    kernels().pack(source + static_cast<size_t>(shard.begin + row) * config_.hidden, config_.hidden, std::min(kPanelRows, shard.size - row),
-                   config_.hidden, out);
+    kernels().pack(source + static_cast<size_t>(shard.begin + row) * config_.hidden, config_.hidden,
+                   std::min(kPanelRows, shard.size - row), config_.hidden, out);
     return;
   }
   panel -= gate_up_panels;
@@ -110,7 +113,8 @@ void Layer::pack_panel(const Shard& shard, int expert, const ExpertWeights& weig
 
 Status Layer::load_expert(int expert, const ExpertWeights& weights) {
   if (expert < 0 || expert >= config_.num_experts) {
-    return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." + std::to_string(config_.num_experts - 1));
+    return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." +
+                           std::to_string(config_.num_experts - 1));
   }
   struct Context {
     const Layer* layer;
@@ -122,7 +126,8 @@ Status Layer::load_expert(int expert, const ExpertWeights& weights) {
         const Context& job = *static_cast<Context*>(c);
         const Shard& shard = job.layer->shards_[worker.node];
         const int panels = 2 * panel_count(shard.size) + panel_count(job.layer->config_.hidden);
-        for (int p = worker.index; p < panels; p += worker.node_threads) job.layer->pack_panel(shard, job.expert, job.weights, p);
+        for (int p = worker.index; p < panels; p += worker.node_threads)
+          job.layer->pack_panel(shard, job.expert, job.weights, p);
       },
       &context);
   return Status::ok();
@@ -151,7 +156,8 @@ void Layer::fill_random(uint64_t seed) {
               rows[i] = f32_to_bf16(static_cast<float>(static_cast<int32_t>(state >> 32)) * scale);
             }
             uint8_t* out = p < gate_up ? shard.expert(e) + p * panel_bytes(layer.config_.format, k)
-                                       : shard.expert(e) + shard.gate_up_bytes + (p - gate_up) * panel_bytes(layer.config_.format, k);
+                                       : shard.expert(e) + shard.gate_up_bytes +
+                                             (p - gate_up) * panel_bytes(layer.config_.format, k);
             layer.kernels().pack(rows.data(), k, kPanelRows, k, out);
           }
         }
@@ -161,7 +167,8 @@ void Layer::fill_random(uint64_t seed) {
 
 Status Layer::decode_expert(int expert, float* gate, float* up, float* down) const {
   if (expert < 0 || expert >= config_.num_experts) {
-    return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." + std::to_string(config_.num_experts - 1));
+    return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." +
+                           std::to_string(config_.num_experts - 1));
   }
   const int H = config_.hidden, I = config_.intermediate;
   for (const Shard& shard : shards_) {
@@ -169,13 +176,15 @@ Status Layer::decode_expert(int expert, float* gate, float* up, float* down) con
     for (int p = 0; p < 2 * panel_count(shard.size); ++p) {
       decode_panel(config_.format, shard.expert(expert) + p * panel_bytes(config_.format, H), H, H, rows.data());
       const int row = p / 2 * kPanelRows, count = std::min(kPanelRows, shard.size - row);
-      std::copy_n(rows.data(), static_cast<size_t>(count) * H, (p % 2 ? up : gate) + static_cast<size_t>(shard.begin + row) * H);
+      std::copy_n(rows.data(), static_cast<size_t>(count) * H,
+                  (p % 2 ? up : gate) + static_cast<size_t>(shard.begin + row) * H);
     }
     for (int p = 0; p < panel_count(H); ++p) {
       const uint8_t* panel = shard.expert(expert) + shard.gate_up_bytes + p * panel_bytes(config_.format, shard.size);
       decode_panel(config_.format, panel, shard.size, shard.size, rows.data());
       for (int r = 0; r < std::min(kPanelRows, H - p * kPanelRows); ++r) {
-        std::copy_n(rows.data() + static_cast<size_t>(r) * shard.size, shard.size, down + static_cast<size_t>(p * kPanelRows + r) * I + shard.begin);
+        std::copy_n(rows.data() + static_cast<size_t>(r) * shard.size, shard.size,
+                    down + static_cast<size_t>(p * kPanelRows + r) * I + shard.begin);
       }
     }
   }
@@ -184,7 +193,8 @@ Status Layer::decode_expert(int expert, float* gate, float* up, float* down) con
 
 Status Layer::forward(const ForwardArgs& args) {
   if (args.routing.tokens < 0 || args.routing.tokens > config_.max_tokens) {
-    return Status::invalid(std::to_string(args.routing.tokens) + " tokens in one call; this layer was made for at most " +
+    return Status::invalid(std::to_string(args.routing.tokens) +
+                           " tokens in one call; this layer was made for at most " +
                            std::to_string(config_.max_tokens));
   }
   const std::lock_guard lock(workspace_->mutex());

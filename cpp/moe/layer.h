@@ -44,7 +44,8 @@ class Layer {
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  static Status create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config, std::unique_ptr<Layer>* out);
+  static Status create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config,
+                       std::unique_ptr<Layer>* out);
 
   // Packs one expert with all workers. Blocking.
   Status load_expert(int expert, const ExpertWeights& weights);

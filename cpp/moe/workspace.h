@@ -34,8 +34,8 @@ struct ActBuffer {
 struct WorkspaceNeeds {
   int num_experts = 0;
   int max_pairs = 0;
-  size_t input_bytes = 0;    // quantised input of a node
-  size_t hidden_bytes = 0;   // bf16 intermediate rows of a node
+  size_t input_bytes = 0;   // quantised input of a node
+  size_t hidden_bytes = 0;  // bf16 intermediate rows of a node
   size_t hidden_quantised_bytes = 0;
   size_t partial_bytes = 0;  // f32 output of a node when there are several
   size_t scratch_bytes = 0;  // kernels' scratch of a worker

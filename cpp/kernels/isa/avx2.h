@@ -37,7 +37,9 @@ struct Avx2 {
   static Int load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(void* p, Int x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
   static Int set1_32(int32_t i) { return _mm256_set1_epi32(i); }
-  static Int broadcast32(const void* p) { return _mm256_castps_si256(_mm256_broadcast_ss(static_cast<const float*>(p))); }
+  static Int broadcast32(const void* p) {
+    return _mm256_castps_si256(_mm256_broadcast_ss(static_cast<const float*>(p)));
+  }
   static Int bit_and(Int a, Int b) { return _mm256_and_si256(a, b); }
   static Int bit_or(Int a, Int b) { return _mm256_or_si256(a, b); }
   template <int S>
@@ -78,9 +80,9 @@ struct Avx2 {
     store_low_16(p, _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan)), 16));
   }
   static void store_low_8(void* p, Int a) {
-    const __m256i bytes = _mm256_shuffle_epi8(
-        a, _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1,
-                            -1, -1, -1, -1, -1, -1));
+    const __m256i bytes =
+        _mm256_shuffle_epi8(a, _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8,
+                                                12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
     const __m128i low = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
     _mm_storel_epi64(static_cast<__m128i*>(p), low);
   }

@@ -176,7 +176,8 @@ struct EmuVec {
       uint16_t x[2], y[2];
       std::memcpy(x, a.b + 4 * i, 4);
       std::memcpy(y, b.b + 4 * i, 4);
-      acc.v[i] = std::fma(bf16_to_f32(x[1]), bf16_to_f32(y[1]), std::fma(bf16_to_f32(x[0]), bf16_to_f32(y[0]), acc.v[i]));
+      acc.v[i] =
+          std::fma(bf16_to_f32(x[1]), bf16_to_f32(y[1]), std::fma(bf16_to_f32(x[0]), bf16_to_f32(y[0]), acc.v[i]));
     }
     return acc;
   }
