@@ -18,6 +18,8 @@ constexpr int kDepthUnit = 64;
 // %, 256: 3.1 %, 32: 1.1 % with outlier channels), the cost of rescaling the accumulators grows; 256 is free on every
 // ISA.
 constexpr int kActGroup = 256;
+// Several groups may share a scale; this is the most k that do.
+constexpr int kMaxSpan = 1024;
 // Sums of quantised activations are kept per this many k, the finest group whose offset a weight format removes.
 constexpr int kSumGroup = 32;
 

@@ -11,11 +11,17 @@
 namespace kt {
 namespace {
 
-// One kActGroup (or its tail) of a row. A NaN or Inf anywhere makes the scale NaN, so it reaches the outputs of its own
-// token instead of vanishing in an integer.
+// What a span of a row has in common.
+struct SpanScale {
+  float scale;
+  float inverse;  // 0: nothing to quantise
+};
+
+// A NaN or Inf anywhere makes the scale NaN, so it reaches the outputs of its own token instead of vanishing in an
+// integer. Zeros, denormals whose inverse is no float, and poisoned spans get integers of 0, which keep the kernels'
+// int32 arithmetic in range.
 template <class V, ActKind kKind>
-KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* scale, int32_t* group_sum,
-                              int32_t* sums) {
+KT_INLINE SpanScale scale_of_span(const float* x, int padded) {
   constexpr float kMax = kKind == ActKind::s8 ? 127.0f : 32767.0f;
   auto largest = V::zero_f32();
   auto poison = V::zero_f32();
@@ -29,20 +35,22 @@ KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* 
   float nan = 0;
   for (float lane : lanes) nan += lane;
   const float amax = V::reduce_max(largest);
-  *scale = amax / kMax + nan;
-  *group_sum = 0;
-  // Zeros, denormals whose inverse is no float, and poisoned groups: integers and sums of 0 keep the kernels' int32
-  // arithmetic in range.
-  if (!(nan == 0.0f && kMax / amax <= FLT_MAX)) {
+  return {amax / kMax + nan, nan == 0.0f && kMax / amax <= FLT_MAX ? kMax / amax : 0.0f};
+}
+
+// One kActGroup, or its tail. Returns the sum.
+template <class V, ActKind kKind>
+KT_INLINE int32_t quantise_group(const float* x, int padded, float inverse, uint8_t* data, int32_t* sums) {
+  if (inverse == 0.0f) {
     std::memset(data, 0, static_cast<size_t>(padded) * act_bytes(kKind));
     std::memset(sums, 0, static_cast<size_t>(padded / kSumGroup) * 4);
-    return;
+    return 0;
   }
-  const auto inverse = V::set1_f32(kMax / amax);
+  int32_t group_sum = 0;
   for (int i = 0; i < padded; i += kSumGroup) {
     auto sum = V::set1_32(0);
     for (int j = i; j < i + kSumGroup; j += V::kLanes) {
-      const auto q = V::round_to_32(V::mul(V::load_f32(x + j), inverse));
+      const auto q = V::round_to_32(V::mul(V::load_f32(x + j), V::set1_f32(inverse)));
       sum = V::add_32(sum, q);
       if constexpr (kKind == ActKind::s8) {
         V::store_low_8(data + j, q);
@@ -55,32 +63,40 @@ KT_INLINE void quantise_group(const float* x, int padded, uint8_t* data, float* 
     int32_t total = 0;
     for (int32_t part : parts) total += part;
     sums[i / kSumGroup] = total;
-    *group_sum += total;
+    group_sum += total;
   }
+  return group_sum;
 }
 
 template <class V, ActKind kKind>
-void quantise_row(const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums, int32_t* sums) {
-  alignas(64) float group[kActGroup];
-  for (int k0 = 0; k0 < k; k0 += kActGroup) {
-    const int valid = k - k0 < kActGroup ? k - k0 : kActGroup;
+void quantise_row(const uint16_t* x, int k, int span, uint8_t* data, float* scales, int32_t* group_sums,
+                  int32_t* sums) {
+  alignas(64) float values[kMaxSpan];
+  for (int k0 = 0; k0 < k; k0 += span) {
+    const int valid = k - k0 < span ? k - k0 : span;
     const int padded = padded_depth(valid);
     int i = 0;
-    for (; i + V::kLanes <= valid; i += V::kLanes) V::store_f32(group + i, V::load_bf16(x + k0 + i));
-    for (; i < valid; ++i) group[i] = bf16_to_f32(x[k0 + i]);
-    for (; i < padded; ++i) group[i] = 0;
-    quantise_group<V, kKind>(group, padded, data + static_cast<size_t>(k0) * act_bytes(kKind), scales + k0 / kActGroup,
-                             group_sums + k0 / kActGroup, sums + k0 / kSumGroup);
+    for (; i + V::kLanes <= valid; i += V::kLanes) V::store_f32(values + i, V::load_bf16(x + k0 + i));
+    for (; i < valid; ++i) values[i] = bf16_to_f32(x[k0 + i]);
+    for (; i < padded; ++i) values[i] = 0;
+    const SpanScale common = scale_of_span<V, kKind>(values, padded);
+    for (int g = 0; g < padded; g += kActGroup) {
+      const int at = k0 + g;
+      scales[at / kActGroup] = common.scale;
+      group_sums[at / kActGroup] =
+          quantise_group<V, kKind>(values + g, padded - g < kActGroup ? padded - g : kActGroup, common.inverse,
+                                   data + static_cast<size_t>(at) * act_bytes(kKind), sums + at / kSumGroup);
+    }
   }
 }
 
 template <class V>
-void quantise(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums,
+void quantise(ActKind kind, const uint16_t* x, int k, int span, uint8_t* data, float* scales, int32_t* group_sums,
               int32_t* sums) {
   if (kind == ActKind::s8) {
-    quantise_row<V, ActKind::s8>(x, k, data, scales, group_sums, sums);
+    quantise_row<V, ActKind::s8>(x, k, span, data, scales, group_sums, sums);
   } else {
-    quantise_row<V, ActKind::s16>(x, k, data, scales, group_sums, sums);
+    quantise_row<V, ActKind::s16>(x, k, span, data, scales, group_sums, sums);
   }
 }
 

@@ -29,19 +29,7 @@ struct TileRows {
   const uint8_t* data;
   size_t pitch;
   const float* scales;
-  const int32_t* sums;
   int group_pitch;
-};
-
-// Lines of weights to fetch while the tiles work, so many after each tile step.
-struct Prefetch {
-  const uint8_t* next;
-  const uint8_t* end;
-  int lines_per_step;
-
-  KT_INLINE void step() {
-    for (int i = 0; i < lines_per_step && next < end; ++i, next += kLineBytes) __builtin_prefetch(next, 0, 2);
-  }
 };
 
 // One block: rows i.., panels p and p + 1, one depth step.
@@ -57,10 +45,26 @@ struct TileBlock {
   int rows;
   int tile_steps;
   bool first;           // c is written, not added to
+  bool last;            // c is complete behind it
   const float* scales;  // of the block's rows in this group, group_pitch apart
-  const int32_t* sums;
   int group_pitch;
+  const float* offsets;  // of the block's rows
   const float* row_scales[2];
+};
+
+// What to fetch while the tiles work, a piece after each tile step.
+struct Prefetch {
+  const uint8_t* next;  // weights from memory
+  const uint8_t* end;
+  int lines_per_step;
+  bool rows;  // activations of the next block, which this core has not read in this slab yet
+
+  KT_INLINE void step(int s, const TileBlock& t) {
+    for (int i = 0; i < lines_per_step && next < end; ++i, next += kLineBytes) __builtin_prefetch(next, 0, 2);
+    if (!rows) return;
+    // A tile step consumes one line of every row.
+    for (int r = 0; r < kBlockRows; ++r) __builtin_prefetch(t.next_a + r * t.a_pitch + s * kLineBytes, 0, 3);
+  }
 };
 
 template <class Tiles, bool kInt, int C, int A, int B>
@@ -112,7 +116,6 @@ struct TileBf16 {
   static constexpr bool kInt = false;
   static constexpr int kElementBytes = 2;
   static constexpr int kTileDepth = 32;
-  static constexpr int kStep = 512;
   using Gather = Bf16Core<V>;
 
   template <int M, int N>
@@ -130,7 +133,7 @@ struct TileBf16 {
       if constexpr (M == 2) Tiles::template load<2>(low, pitch);
       if constexpr (M == 2 && N == 2) Tiles::template load<3>(low + kPanelRows, pitch);
     }
-    tile_product<Tiles, kInt, M, N>(t, [&](int) { prefetch.step(); });
+    tile_product<Tiles, kInt, M, N>(t, [&](int s) { prefetch.step(s, t); });
     Tiles::template store<0>(t.c, pitch);
     if constexpr (N == 2) Tiles::template store<1>(t.c + kPanelRows, pitch);
     if constexpr (M == 2) Tiles::template store<2>(low, pitch);
@@ -139,14 +142,16 @@ struct TileBf16 {
   void finish() {}
 };
 
-// u8 x s8: int32 tiles over one kActGroup, then the same float step as the vector kernels, to the bit.
+// u8 x s8: int32 tiles over one span, added to c as float(sum) * activation scale. The offset of the weights and the
+// row scales come in once, with the last span: c = (c - 128 * sum_g(scale_g * sum(a_g))) * d.
 template <class V, class Tiles>
 struct TileU8S8 {
   static constexpr bool kInt = true;
   static constexpr int kElementBytes = 1;
   static constexpr int kTileDepth = 64;
-  static constexpr int kStep = kActGroup;
-  static constexpr int kParts = kStep / kTileDepth;
+  static constexpr int kVectors = kPanelRows / V::kLanes;
+  // int32 does not overflow.
+  static_assert(255ll * 127 * kMaxSpan < 1ll << 31);
   using Gather = U8S8Core<V>;
 
   // The block whose sums wait to be added to its c.
@@ -154,41 +159,50 @@ struct TileU8S8 {
   int pending_panels = 0;
   alignas(64) int32_t sums[4][kTileRows * kPanelRows];
 
-  template <int N, bool kFirst>
+  template <int N, bool kFirst, bool kLast>
   KT_INLINE void add_rows(int begin, int end) const {
-    typename V::F32 d[N][kPanelRows / V::kLanes];
-    KT_UNROLL
-    for (int n = 0; n < N; ++n) {
+    typename V::F32 d[N][kVectors];
+    if constexpr (kLast) {
       KT_UNROLL
-      for (int v = 0; v < kPanelRows / V::kLanes; ++v) d[n][v] = V::load_f32(pending.row_scales[n] + v * V::kLanes);
+      for (int n = 0; n < N; ++n) {
+        KT_UNROLL
+        for (int v = 0; v < kVectors; ++v) d[n][v] = V::load_f32(pending.row_scales[n] + v * V::kLanes);
+      }
     }
     for (int r = begin; r < end; ++r) {
       const auto scale = V::set1_f32(pending.scales[r * pending.group_pitch]);
-      const auto init = V::set1_32(-Int8::kOffset * pending.sums[r * pending.group_pitch]);
+      const auto offset = V::set1_f32(kLast ? pending.offsets[r] : 0.0f);
       float* c = pending.c + r * pending.c_pitch;
       KT_UNROLL
       for (int n = 0; n < N; ++n) {
         const int32_t* sum = sums[r / kTileRows * 2 + n] + r % kTileRows * kPanelRows;
         KT_UNROLL
-        for (int v = 0; v < kPanelRows / V::kLanes; ++v) {
+        for (int v = 0; v < kVectors; ++v) {
           float* at = c + n * kPanelRows + v * V::kLanes;
-          const auto dot = V::to_f32(V::add_32(V::load(sum + v * V::kLanes), init));
-          V::store_f32(at, V::fma(dot, V::mul(scale, d[n][v]), kFirst ? V::zero_f32() : V::load_f32(at)));
+          const auto dot = V::to_f32(V::load(sum + v * V::kLanes));
+          auto total = kFirst ? V::mul(dot, scale) : V::fma(dot, scale, V::load_f32(at));
+          if constexpr (kLast) total = V::mul(V::sub(total, offset), d[n][v]);
+          V::store_f32(at, total);
         }
       }
     }
   }
 
-  // The part'th quarter of the pending block.
-  KT_INLINE void add_part(int part) const {
-    const int begin = pending.rows * part / kParts, end = pending.rows * (part + 1) / kParts;
-    if (pending_panels == 2) {
-      if (pending.first) return add_rows<2, true>(begin, end);
-      return add_rows<2, false>(begin, end);
+  template <int N>
+  KT_INLINE void add_panels(int begin, int end) const {
+    if (pending.first) {
+      if (pending.last) return add_rows<N, true, true>(begin, end);
+      return add_rows<N, true, false>(begin, end);
     }
-    if (pending_panels == 0) return;
-    if (pending.first) return add_rows<1, true>(begin, end);
-    add_rows<1, false>(begin, end);
+    if (pending.last) return add_rows<N, false, true>(begin, end);
+    add_rows<N, false, false>(begin, end);
+  }
+
+  // One of `parts` equal parts of the pending block.
+  KT_INLINE void add_part(int part, int parts) const {
+    const int begin = pending.rows * part / parts, end = pending.rows * (part + 1) / parts;
+    if (pending_panels == 2) return add_panels<2>(begin, end);
+    if (pending_panels == 1) add_panels<1>(begin, end);
   }
 
   template <int M, int N>
@@ -198,10 +212,9 @@ struct TileU8S8 {
     if constexpr (M == 2) Tiles::template zero<2>();
     if constexpr (M == 2 && N == 2) Tiles::template zero<3>();
     tile_product<Tiles, kInt, M, N>(t, [&](int s) {
-      prefetch.step();
-      add_part(s);
+      prefetch.step(s, t);
+      add_part(s, t.tile_steps);
     });
-    for (int part = t.tile_steps; part < kParts; ++part) add_part(part);
     Tiles::template store<0>(sums[0], kLineBytes);
     if constexpr (N == 2) Tiles::template store<1>(sums[1], kLineBytes);
     if constexpr (M == 2) Tiles::template store<2>(sums[2], kLineBytes);
@@ -211,7 +224,7 @@ struct TileU8S8 {
   }
 
   void finish() {
-    for (int part = 0; part < kParts; ++part) add_part(part);
+    add_part(0, 1);
     pending_panels = 0;
   }
 };
@@ -231,7 +244,7 @@ struct TileScratch {
   static constexpr int kDepth = kSlabBytes / Core::kElementBytes;
   static constexpr int kGroups = kDepth / kActGroup;
   static constexpr size_t kPanelBytes = static_cast<size_t>(kSlabBytes) * kPanelRows;
-  static constexpr size_t kRowBytes = kSlabPitch + 8 * kGroups;
+  static constexpr size_t kRowBytes = kSlabPitch + 4 * kGroups + 4;
   static constexpr size_t bytes(int m) {
     return 2 * kPanelBytes + static_cast<size_t>(round_up(m, kBlockRows)) * kRowBytes;
   }
@@ -239,11 +252,11 @@ struct TileScratch {
   uint8_t* panels;
   uint8_t* rows;
   float* scales;
-  int32_t* sums;
+  float* offsets;  // 128 * sum over the whole depth, per row
   TileScratch(uint8_t* base, int m) : panels(base), rows(base + 2 * kPanelBytes) {
     const size_t padded = static_cast<size_t>(round_up(m, kBlockRows));
     scales = reinterpret_cast<float*>(rows + padded * kSlabPitch);
-    sums = reinterpret_cast<int32_t*>(scales + padded * kGroups);
+    offsets = scales + padded * kGroups;
   }
 };
 
@@ -254,8 +267,7 @@ TileRows tile_rows_of_slab(const GemmArgs& g, const TileScratch<Core>& scratch, 
   // bf16 rows are as long as k says; quantised ones are padded.
   if (!g.rows && (Core::kInt || g.k == padded_depth(g.k))) {
     const size_t group = static_cast<size_t>(g.first_row) * g.acts.group_pitch + k0 / kActGroup;
-    return {g.acts.data + g.first_row * g.acts.pitch + at, g.acts.pitch, g.acts.scales + group,
-            g.acts.group_sums + group, g.acts.group_pitch};
+    return {g.acts.data + g.first_row * g.acts.pitch + at, g.acts.pitch, g.acts.scales + group, g.acts.group_pitch};
   }
   // The rows lie anywhere, so the hardware prefetcher does not find the next one.
   constexpr int kAhead = 4;
@@ -271,21 +283,35 @@ TileRows tile_rows_of_slab(const GemmArgs& g, const TileScratch<Core>& scratch, 
       const size_t group = static_cast<size_t>(row) * g.acts.group_pitch + k0 / kActGroup;
       for (int j = 0; j * kActGroup < kc; ++j) {
         scratch.scales[i * kGroups + j] = g.acts.scales[group + j];
-        scratch.sums[i * kGroups + j] = g.acts.group_sums[group + j];
       }
     } else {
       Core::Gather::gather(g.acts, row, k0, kc, g.k, to, nullptr, nullptr);
     }
   }
-  return {scratch.rows, kSlabPitch, scratch.scales, scratch.sums, kGroups};
+  return {scratch.rows, kSlabPitch, scratch.scales, kGroups};
+}
+
+// What the offset of the weights adds to each row, before the row scales of the weights.
+inline void tile_offsets(const GemmArgs& g, float* offsets) {
+  const int groups = div_up(g.k, kActGroup);
+  for (int i = 0; i < g.m; ++i) {
+    const size_t row = static_cast<size_t>(act_row(g, i)) * g.acts.group_pitch;
+    float total = 0;
+    for (int j = 0; j < groups; ++j)
+      total += g.acts.scales[row + j] * static_cast<float>(Int8::kOffset * g.acts.group_sums[row + j]);
+    offsets[i] = total;
+  }
 }
 
 // All rows over one slab of one or two panels.
 template <class Tiles, class Core>
 KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, int p, int panels,
-                                const uint8_t* const (&b)[2], size_t panel_stride, int k0, int kc, Prefetch prefetch) {
+                                const uint8_t* const (&b)[2], size_t panel_stride, int k0, int kc, const float* offsets,
+                                Prefetch prefetch) {
   // 4 blocks of outputs are 16 KB.
   constexpr int kBlocks = 4;
+  // bf16 sums stay exact enough anywhere; 512 k balance the traffic of c against that of the panels in L1.
+  const int step = Core::kInt ? g.acts.span : 512;
   const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;
   TileBlock t{};
   t.a_pitch = rows.pitch;
@@ -304,8 +330,8 @@ KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, in
   load_operands<Tiles>(t.next_a, t.a_pitch, t.next_b[0], t.next_b[1]);
   for (int first = 0; first < blocks; first += kBlocks) {
     const int end = first + kBlocks < blocks ? first + kBlocks : blocks;
-    for (int k = 0; k < kc; k += Core::kStep) {
-      t.tile_steps = (kc - k < Core::kStep ? kc - k : Core::kStep) / Core::kTileDepth;
+    for (int k = 0; k < kc; k += step) {
+      t.tile_steps = (kc - k < step ? kc - k : step) / Core::kTileDepth;
       t.first = k0 + k == 0;
       for (int block = first; block < end; ++block) {
         const int i0 = block * kBlockRows;
@@ -313,8 +339,8 @@ KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, in
         for (int j = 0; j < 2; ++j) t.b[j] = t.next_b[j];
         if (block + 1 < end) {
           place(block + 1, k, t.next_a, t.next_b);
-        } else if (k + Core::kStep < kc) {
-          place(first, k + Core::kStep, t.next_a, t.next_b);
+        } else if (k + step < kc) {
+          place(first, k + step, t.next_a, t.next_b);
         } else {
           place(end < blocks ? end : 0, 0, t.next_a, t.next_b);
         }
@@ -322,7 +348,8 @@ KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, in
         t.rows = g.m - i0 < kBlockRows ? g.m - i0 : kBlockRows;
         if constexpr (Core::kInt) {
           t.scales = rows.scales + i0 * rows.group_pitch + k / kActGroup;
-          t.sums = rows.sums + i0 * rows.group_pitch + k / kActGroup;
+          t.offsets = offsets + i0;
+          t.last = k0 + k + step >= padded_depth(g.k);
         }
         tile_block(core, t, panels, prefetch);
       }
@@ -338,6 +365,7 @@ void gemm_tiles(const GemmArgs& g) {
   const int depth = padded_depth(g.k);
   const size_t stride = Format::panel_bytes(g.k);
   const Scratch scratch(g.scratch, g.m);
+  if constexpr (Core::kInt) tile_offsets(g, scratch.offsets);
   Core core;
   Tiles::begin();
   for (int k0 = 0; k0 < depth; k0 += Scratch::kDepth) {
@@ -359,8 +387,8 @@ void gemm_tiles(const GemmArgs& g) {
       const uint8_t* ahead = packed + 2 * stride;
       if (p + 2 >= g.n_panels) ahead = k0 + kc < depth ? g.panels + Format::offset(k0 + kc) : g.next;
       const size_t slab_bytes = Format::offset(Scratch::kDepth) - Format::offset(0);
-      Prefetch prefetch{ahead, ahead ? ahead + slab_bytes : nullptr, 0};
-      tile_panels_slab<Tiles>(core, g, rows, p, panels, b, stride, k0, kc, prefetch);
+      const Prefetch prefetch{ahead, ahead ? ahead + slab_bytes : nullptr, 0, p == 0 && rows.data != scratch.rows};
+      tile_panels_slab<Tiles>(core, g, rows, p, panels, b, stride, k0, kc, scratch.offsets, prefetch);
     }
     core.finish();
   }

@@ -33,6 +33,7 @@ struct Acts {
   const int32_t* sums;
   int group_pitch;  // entries from row to row in scales and group_sums
   int sum_pitch;
+  int span;  // consecutive k whose groups share one scale; a multiple of kActGroup
 };
 
 // c[i][j] = sum_k a[row(i)][k] * w[j][k] for i < m, j < 16 * panels, with row(i) = rows ? rows[i] : first_row + i.
@@ -63,9 +64,9 @@ struct IsaTable {
   const char* name;
   FormatKernels formats[kFormatCount];
 
-  // Quantises k bf16 values into data (padded depth), scales and sums. kind is s8 or s16. A row may be cut at multiples
-  // of kActGroup and quantised piece by piece.
-  void (*quantise)(ActKind kind, const uint16_t* x, int k, uint8_t* data, float* scales, int32_t* group_sums,
+  // Quantises k bf16 values into data (padded depth), scales and sums. kind is s8 or s16. Groups within `span` k share
+  // one scale. A row may be cut at multiples of span and quantised piece by piece.
+  void (*quantise)(ActKind kind, const uint16_t* x, int k, int span, uint8_t* data, float* scales, int32_t* group_sums,
                    int32_t* sums);
   // h[i][16 p + j] = silu(c[i][32 p + j]) * c[i][32 p + 16 + j] as bf16, for i < m, p < pairs; h_pitch in elements.
   void (*swiglu)(const float* c, int m, int pairs, uint16_t* h, size_t h_pitch);
@@ -78,6 +79,8 @@ struct IsaTable {
   // Largest n_panels and m a gemm call should be given, so that c and decoded weights stay in L2.
   int max_panels;
   int max_rows;
+  // Best span for products of many rows. Vector kernels rescale for free in every group; tile kernels do not.
+  int many_rows_span;
   LimitLoops limits;
 };
 

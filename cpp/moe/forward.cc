@@ -9,8 +9,10 @@ namespace {
 
 // Tasks per worker to aim for: small enough tasks that the last one does not leave the others waiting.
 constexpr int kTasksPerWorker = 8;
+// Rows per expert from which on a product is bound by arithmetic.
+constexpr int kManyRows = 16;
 // Depth of one quantisation task.
-constexpr int kQuantisePiece = 4 * kActGroup;
+constexpr int kQuantisePiece = kMaxSpan;
 
 struct alignas(128) TaskCounter {
   std::atomic<int> next{0};
@@ -44,12 +46,15 @@ struct ForwardPass {
         hidden(l.config_.hidden) {
     for (int i = 0; i < w.pool().node_count(); ++i) {
       if (!quantised) continue;
-      w.node(i).input.layout(kernels.act, args.routing.tokens, hidden);
-      w.node(i).hidden_quantised.layout(kernels.act, plan.pairs() + kRowUnit, l.shards_[i].size);
+      const int span = many_rows() ? isa.many_rows_span : kActGroup;
+      w.node(i).input.layout(kernels.act, args.routing.tokens, hidden, span);
+      w.node(i).hidden_quantised.layout(kernels.act, plan.pairs() + kRowUnit, l.shards_[i].size, span);
     }
   }
 
   int tokens() const { return args.routing.tokens; }
+  // Whether products are bound by arithmetic rather than by reading weights.
+  bool many_rows() const { return plan.pairs() >= kManyRows * plan.active(); }
   const Layer::Shard& shard(const Worker& worker) const { return layer.shards_[worker.node]; }
 
   // bf16 rows to quantised rows, cut into pieces so that one token keeps several workers busy.
@@ -58,7 +63,7 @@ struct ForwardPass {
     for (int i = worker.index; i < count * pieces; i += worker.node_threads) {
       const size_t row = i / pieces;
       const int k0 = i % pieces * kQuantisePiece;
-      isa.quantise(kernels.act, rows + row * pitch + k0, std::min(k - k0, kQuantisePiece),
+      isa.quantise(kernels.act, rows + row * pitch + k0, std::min(k - k0, kQuantisePiece), to.span,
                    to.data + row * to.pitch + static_cast<size_t>(k0) * act_bytes(kernels.act),
                    to.scales + row * to.group_pitch + k0 / kActGroup,
                    to.group_sums + row * to.group_pitch + k0 / kActGroup,
@@ -81,6 +86,7 @@ struct ForwardPass {
                                                            nullptr,
                                                            nullptr,
                                                            nullptr,
+                                                           0,
                                                            0,
                                                            0};
     uint16_t* h = reinterpret_cast<uint16_t*>(node.hidden.data());
@@ -119,11 +125,26 @@ struct ForwardPass {
   void down(const Worker& worker) {
     const Layer::Shard& s = shard(worker);
     const int panels = panel_count(hidden);
-    const int block = clamp(panels / (worker.node_threads * kTasksPerWorker), 1, down_panels_max(isa));
+    const int block = down_block(panels, worker.node_threads);
     for (int task;
          (task = down_tasks[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < div_up(panels, block);) {
       down_columns(worker, s, task * block, std::min(block, panels - task * block));
     }
+  }
+
+  // Few rows: many small tasks, since only the weights' bytes count. Many rows: as wide as the last round of tasks
+  // still keeps every worker busy, since each task reads all activations.
+  int down_block(int panels, int threads) const {
+    if (!many_rows()) return clamp(panels / (threads * kTasksPerWorker), 1, down_panels_max(isa));
+    int best = 1, least = panels;
+    for (int block = 1; block <= down_panels_max(isa); block *= 2) {
+      const int longest = div_up(div_up(panels, block), threads) * block;
+      if (longest <= least) {
+        least = longest;
+        best = block;
+      }
+    }
+    return best;
   }
 
   void down_columns(const Worker& worker, const Layer::Shard& s, int first, int count) {
@@ -137,7 +158,7 @@ struct ForwardPass {
     g.n_panels = count;
     g.k = s.size;
     g.acts = quantised ? node.hidden_quantised.acts()
-                       : Acts{node.hidden.data(), hidden_pitch(s.size) * 2, nullptr, nullptr, nullptr, 0, 0};
+                       : Acts{node.hidden.data(), hidden_pitch(s.size) * 2, nullptr, nullptr, nullptr, 0, 0, 0};
     g.c = reinterpret_cast<float*>(thread.c.data());
     g.scratch = thread.scratch.data();
     for (int slot = 0; slot < plan.active(); ++slot) {

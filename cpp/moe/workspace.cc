@@ -22,8 +22,9 @@ size_t ActBuffer::bytes(ActKind kind, int rows, int k) {
   return n * act_pitch(kind, k) + 2 * align64(4 * n * groups) + align64(4 * n * fine);
 }
 
-void ActBuffer::layout(ActKind kind, int rows, int k) {
+void ActBuffer::layout(ActKind kind, int rows, int k, int common_span) {
   const size_t n = static_cast<size_t>(rows);
+  span = common_span;
   pitch = act_pitch(kind, k);
   group_pitch = div_up(k, kActGroup);
   sum_pitch = padded_depth(k) / kSumGroup;

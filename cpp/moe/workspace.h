@@ -23,11 +23,12 @@ struct ActBuffer {
   size_t pitch = 0;
   int group_pitch = 0;
   int sum_pitch = 0;
+  int span = kActGroup;
 
   static size_t bytes(ActKind kind, int rows, int k);
   // Lays rows x k out in memory, which must be large enough.
-  void layout(ActKind kind, int rows, int k);
-  Acts acts() const { return {data, pitch, scales, group_sums, sums, group_pitch, sum_pitch}; }
+  void layout(ActKind kind, int rows, int k, int common_span);
+  Acts acts() const { return {data, pitch, scales, group_sums, sums, group_pitch, sum_pitch, span}; }
 };
 
 // What a layer needs, per node and per worker.

@@ -21,13 +21,13 @@ struct Quantised {
   Guarded<float> scales;
   Guarded<int32_t> group_sums, sums;
 
-  Quantised(const Variant& v, ActKind kind, const Guarded<uint16_t>& x)
+  Quantised(const Variant& v, ActKind kind, const Guarded<uint16_t>& x, int span = kt::kActGroup)
       : data(static_cast<size_t>(kt::padded_depth(static_cast<int>(x.size()))) * kt::act_bytes(kind)),
         scales(kt_test::acts_group_pitch(static_cast<int>(x.size()))),
         group_sums(scales.size()),
         sums(kt_test::acts_sum_pitch(static_cast<int>(x.size()))) {
     kt_test::now_running("%s quantise %s k=%zu", v.name, kt_test::act_name(kind), x.size());
-    v.table->quantise(kind, x.data(), static_cast<int>(x.size()), data.data(), scales.data(), group_sums.data(),
+    v.table->quantise(kind, x.data(), static_cast<int>(x.size()), span, data.data(), scales.data(), group_sums.data(),
                       sums.data());
     KT_CHECK(data.front_intact() && scales.front_intact() && group_sums.front_intact() && sums.front_intact());
   }
@@ -40,10 +40,12 @@ bool same_bytes(const Guarded<T>& a, const Guarded<T>& b) {
 
 double kind_max(ActKind kind) { return kind == ActKind::s8 ? 127 : 32767; }
 
-void check_group(ActKind kind, const Guarded<uint16_t>& x, const Quantised& q, int g) {
+void check_group(ActKind kind, const Guarded<uint16_t>& x, const Quantised& q, int g, int span = kt::kActGroup) {
   const int k = static_cast<int>(x.size()), from = g * kt::kActGroup, to = std::min(k, from + kt::kActGroup);
+  const int span_from = from / span * span, span_to = std::min(k, span_from + span);
   double largest = 0;
-  for (int i = from; i < to; ++i) largest = std::max(largest, std::fabs(static_cast<double>(kt::bf16_to_f32(x[i]))));
+  for (int i = span_from; i < span_to; ++i)
+    largest = std::max(largest, std::fabs(static_cast<double>(kt::bf16_to_f32(x[i]))));
   const double step = largest / kind_max(kind);
   KT_CHECK(std::fabs(q.scales[g] - step) <= 1e-6 * step);
   bool near = true, in_range = true;
@@ -89,6 +91,21 @@ KT_TEST(quantise_rounds_to_nearest_and_sums_what_it_stored) {
       const Quantised q(v, kind, x);
       for (int g = 0; g < kt_test::acts_group_pitch(k); ++g) check_group(kind, x, q, g);
       check_sums_and_padding(kind, q, k);
+    });
+  }
+}
+
+KT_TEST(groups_of_a_span_share_one_scale) {
+  Random random(7);
+  for (int k : {1, 300, 512, 1100, 2500}) {
+    Guarded<uint16_t> x(k);
+    kt_test::fill_gaussian_bf16(x, random);
+    for_each_quantiser([&](const Variant& v, ActKind kind) {
+      for (int span : {2 * kt::kActGroup, kt::kMaxSpan}) {
+        const Quantised q(v, kind, x, span);
+        for (int g = 0; g < kt_test::acts_group_pitch(k); ++g) check_group(kind, x, q, g, span);
+        check_sums_and_padding(kind, q, k);
+      }
     });
   }
 }

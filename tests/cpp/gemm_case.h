@@ -19,10 +19,10 @@ struct Shape {
 enum class Rows { list, consecutive };
 inline const char* rows_name(Rows rows) { return rows == Rows::list ? "list" : "consecutive"; }
 
+inline bool has_tiles(const Variant& v) { return std::string(v.name).find("amx") != std::string::npos; }
+
 // Tile kernels write c, and read consecutive rows in place, up to the end of the 32 rows they work on.
-inline int room_for(const Variant& v, int m) {
-  return std::string(v.name).find("amx") == std::string::npos ? m : kt::round_up(m, kt::kRowUnit);
-}
+inline int room_for(const Variant& v, int m) { return has_tiles(v) ? kt::round_up(m, kt::kRowUnit) : m; }
 
 // The activations of all rows in one kind, with `data_rows` rows of data and nothing behind them.
 struct ActBuffers {
@@ -31,7 +31,7 @@ struct ActBuffers {
   Guarded<int32_t> group_sums, sums;
   kt::Acts acts;
 
-  ActBuffers(kt::ActKind kind, const std::vector<uint16_t>& x, int rows, int data_rows, int k)
+  ActBuffers(kt::ActKind kind, const std::vector<uint16_t>& x, int rows, int data_rows, int k, int span)
       : data(data_rows * pitch_of(kind, k)),
         scales(kind == kt::ActKind::bf16 ? 1 : static_cast<size_t>(rows) * acts_group_pitch(k)),
         group_sums(scales.size()),
@@ -43,7 +43,7 @@ struct ActBuffers {
         std::memcpy(row, x.data() + static_cast<size_t>(r) * k, 2 * static_cast<size_t>(k));
       } else {
         const size_t group = static_cast<size_t>(r) * acts_group_pitch(k);
-        table.quantise(kind, x.data() + static_cast<size_t>(r) * k, k, row, scales.data() + group,
+        table.quantise(kind, x.data() + static_cast<size_t>(r) * k, k, span, row, scales.data() + group,
                        group_sums.data() + group, sums.data() + static_cast<size_t>(r) * acts_sum_pitch(k));
       }
     }
@@ -51,8 +51,8 @@ struct ActBuffers {
     scales.seal();
     group_sums.seal();
     sums.seal();
-    acts = {data.data(), pitch_of(kind, k),   scales.data(),    group_sums.data(),
-            sums.data(), acts_group_pitch(k), acts_sum_pitch(k)};
+    acts = {data.data(), pitch_of(kind, k),   scales.data(),     group_sums.data(),
+            sums.data(), acts_group_pitch(k), acts_sum_pitch(k), span};
   }
 
   // bf16 rows lie as a caller's tensor does, without padding.
@@ -94,6 +94,7 @@ class GemmCase {
   static constexpr int kFirstRow = 3;
   Shape shape;
   int n, rows;                    // rows of activations; a product uses m of them
+  int span;                       // of activation scales
   std::vector<uint16_t> weights;  // n x k
   std::vector<uint16_t> x;        // rows x k
 
@@ -101,6 +102,7 @@ class GemmCase {
       : shape(s),
         n(s.n_panels * kt::kPanelRows),
         rows(s.m + kFirstRow),
+        span(kt::kActGroup << random.below(3)),
         weights(static_cast<size_t>(n) * s.k),
         x(static_cast<size_t>(rows) * s.k),
         list_(s.m) {
@@ -194,7 +196,8 @@ class GemmCase {
   const ActBuffers& acts_for(kt::ActKind kind, int data_rows) {
     auto& slot = acts_[static_cast<int>(kind)][data_rows > rows];
     const size_t bytes = data_rows * ActBuffers::pitch_of(kind, shape.k);
-    if (!slot || slot->data.bytes() != bytes) slot = std::make_unique<ActBuffers>(kind, x, rows, data_rows, shape.k);
+    if (!slot || slot->data.bytes() != bytes)
+      slot = std::make_unique<ActBuffers>(kind, x, rows, data_rows, shape.k, span);
     return *slot;
   }
 
