@@ -8,6 +8,8 @@ void bind_moe(nb::module_& m);
 void bind_limits(nb::module_& m);
 
 NB_MODULE(_core, m) {
+  // A pool in a global of some module is still there when the interpreter ends; users should not read of leaks then.
+  nb::set_leak_warnings(false);
   m.doc() = "The native core of kt-kernel.";
   m.attr("__version__") = KT_VERSION;
   bind_cpu(m);

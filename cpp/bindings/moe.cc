@@ -146,7 +146,8 @@ void bind_moe(nb::module_& m) {
 
   nb::class_<kt::Layer>(m, "MoELayer", "The routed experts of one layer, packed for this CPU.")
       .def(nb::new_(&make_layer), "pool"_a, nb::kw_only(), "format"_a, "num_experts"_a, "top_k"_a, "hidden_size"_a,
-           "intermediate_size"_a, "max_tokens"_a, "variant"_a = nb::none(), nb::keep_alive<0, 1>())
+           "intermediate_size"_a, "max_tokens"_a, "variant"_a = nb::none(),
+           nb::keep_alive<0, 2>())  // 1 is the class: new_ makes a __new__
       .def("load_expert", &load_expert, "expert"_a, "gate"_a, "up"_a, "down"_a,
            "Packs one expert: bf16 gate and up [I, H], down [H, I].")
       .def("fill_random", &kt::Layer::fill_random, "seed"_a, nb::call_guard<nb::gil_scoped_release>(),

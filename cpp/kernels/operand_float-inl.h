@@ -8,7 +8,9 @@
 namespace kt {
 namespace {
 
-// Chains of dependent adds per output so that latency (4 to 6 cycles, two issues per cycle) is covered.
+// Chains of dependent adds per output so that latency (4 to 6 cycles, two issues per cycle) is covered. Float cores
+// count the accumulators of their largest tile of R rows, not of the one at hand: how many panels a call gets depends
+// on the number of threads, and the order of additions must not.
 constexpr int chains(int accumulators) { return accumulators >= 8 ? 1 : accumulators >= 4 ? 2 : 4; }
 
 // Weights are decoded in registers: the blocked path reads the packed lines.
@@ -58,7 +60,7 @@ struct F32Core {
   template <class Source, int R, int P>
   static void tile(const TileArgs& t, Chunk<F32Core> chunk) {
     constexpr int N = P * kPanelRows / V::kLanes;
-    constexpr int S = chains(R * N);
+    constexpr int S = chains(R * kPanels * kPanelRows / V::kLanes);
     typename V::F32 acc[S][R][N];
     load_c<V>(t, acc[0]);
     KT_UNROLL
@@ -137,7 +139,7 @@ struct Bf16Core {
   template <class Source, int R, int P>
   static void tile(const TileArgs& t, Chunk<Bf16Core> chunk) {
     constexpr int N = P * kPanelRows / V::kLanes;
-    constexpr int S = chains(R * N);
+    constexpr int S = chains(R * kPanels * kPanelRows / V::kLanes);
     typename V::F32 acc[S][R][N];
     load_c<V>(t, acc[0]);
     KT_UNROLL

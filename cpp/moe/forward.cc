@@ -23,8 +23,6 @@ int clamp(int value, int low, int high) { return value < low ? low : value > hig
 }  // namespace
 
 struct ForwardPass {
-  static constexpr int kMaxNodes = 64;
-
   Layer& layer;
   Workspace& workspace;
   const ForwardArgs& args;

@@ -11,6 +11,9 @@ namespace kt {
 // 64 x 4 bytes) should stay in its L2.
 constexpr int kChunkTokens = 4096;
 
+// Nodes of a pool that a layer can be split over.
+constexpr int kMaxNodes = 64;
+
 // Elements from row to row of the bf16 intermediate; 32 elements of padding spread the rows over the cache sets.
 constexpr size_t hidden_pitch(int shard_size) { return static_cast<size_t>(padded_depth(shard_size)) + 32; }
 

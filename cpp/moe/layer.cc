@@ -12,17 +12,19 @@ namespace {
 // Shards are cut at whole depth units, so that no quantisation group of the down projection is shared by two nodes.
 constexpr int kShardUnit = kDepthUnit;
 
-Status positive(const char* name, int value) {
-  if (value >= 1) return Status::ok();
-  return Status::invalid(std::string(name) + " is " + std::to_string(value) + "; it must be at least 1");
+Status in_range(const char* name, int value, int most) {
+  if (value >= 1 && value <= most) return Status::ok();
+  return Status::invalid(std::string(name) + " is " + std::to_string(value) + "; it must be in 1.." +
+                         std::to_string(most));
 }
 
 Status check(const LayerConfig& c) {
-  KT_RETURN_IF_ERROR(positive("num_experts", c.num_experts));
-  KT_RETURN_IF_ERROR(positive("top_k", c.top_k));
-  KT_RETURN_IF_ERROR(positive("hidden_size", c.hidden));
-  KT_RETURN_IF_ERROR(positive("intermediate_size", c.intermediate));
-  KT_RETURN_IF_ERROR(positive("max_tokens", c.max_tokens));
+  // Far above any model, and low enough that padded sizes and kChunkTokens * top_k fit int.
+  KT_RETURN_IF_ERROR(in_range("num_experts", c.num_experts, 1 << 20));
+  KT_RETURN_IF_ERROR(in_range("top_k", c.top_k, 1 << 16));
+  KT_RETURN_IF_ERROR(in_range("hidden_size", c.hidden, 1 << 24));
+  KT_RETURN_IF_ERROR(in_range("intermediate_size", c.intermediate, 1 << 24));
+  KT_RETURN_IF_ERROR(in_range("max_tokens", c.max_tokens, 1 << 30));
   return Status::ok();
 }
 
@@ -48,6 +50,10 @@ Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, 
 Status Layer::split() {
   const int nodes = workspace_->pool().node_count();
   const int units = div_up(config_.intermediate, kShardUnit);
+  if (nodes > kMaxNodes) {
+    return Status::invalid("the pool has " + std::to_string(nodes) + " nodes; a layer can use at most " +
+                           std::to_string(kMaxNodes));
+  }
   if (units < nodes) {
     return Status::invalid("intermediate_size " + std::to_string(config_.intermediate) + " cannot be split over " +
                            std::to_string(nodes) + " nodes: each needs at least " + std::to_string(kShardUnit) +
@@ -196,6 +202,9 @@ Status Layer::forward(const ForwardArgs& args) {
     return Status::invalid(std::to_string(args.routing.tokens) +
                            " tokens in one call; this layer was made for at most " +
                            std::to_string(config_.max_tokens));
+  }
+  if (args.routing.tokens > 0 && !(args.routing.ids && args.routing.weights && args.input && args.output)) {
+    return Status::invalid("an address is 0; ids, weights, input and output may be missing only with 0 tokens");
   }
   const std::lock_guard lock(workspace_->mutex());
   for (int t = 0; t < args.routing.tokens; t += chunk_tokens_) {

@@ -18,9 +18,11 @@ void Plan::reserve(int num_experts, int max_pairs) {
 }
 
 void Plan::build(const Routing& routing, int num_experts, const uint8_t* mask) {
-  const auto skipped = [&](int64_t id) { return id < 0 || id >= num_experts || (mask && mask[id]); };
-  const int count = routing.tokens * routing.top_k;
+  // The mask is read once: its owner may write to it while a forward runs, and the two passes over the ids must agree.
   slot_.assign(num_experts, 0);
+  for (int e = 0; mask && e < num_experts; ++e) slot_[e] = mask[e] ? -1 : 0;
+  const auto skipped = [&](int64_t id) { return id < 0 || id >= num_experts || slot_[id] < 0; };
+  const int count = routing.tokens * routing.top_k;
   for (int i = 0; i < count; ++i) {
     if (!skipped(routing.ids[i])) ++slot_[routing.ids[i]];
   }
@@ -29,7 +31,7 @@ void Plan::build(const Routing& routing, int num_experts, const uint8_t* mask) {
   begin_.assign(1, 0);
   for (int e = 0; e < num_experts; ++e) {
     const int n = slot_[e];
-    if (n == 0) continue;
+    if (n <= 0) continue;
     slot_[e] = begin_.back();
     by_size_.push_back(active());
     experts_.push_back(e);

@@ -1,5 +1,7 @@
 #include "moe/workspace.h"
 
+#include <utility>
+
 namespace kt {
 namespace {
 
@@ -7,8 +9,11 @@ constexpr size_t align64(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 Status grow(NumaBuffer& buffer, size_t bytes, int numa_id) {
   if (buffer.size() >= bytes) return Status::ok();
-  buffer = NumaBuffer();  // freed first: both at once could be more than the node has
-  return NumaBuffer::allocate(bytes, numa_id, &buffer);
+  // The old one goes last: other layers still need it if this fails. Pages of the new one are not touched before.
+  NumaBuffer larger;
+  KT_RETURN_IF_ERROR(NumaBuffer::allocate(bytes, numa_id, &larger));
+  buffer = std::move(larger);
+  return Status::ok();
 }
 
 // 64 bytes of padding spread the rows over the cache sets.

@@ -1,4 +1,18 @@
+import hypothesis
+import pytest
+
 from kt_kernel import _core
+
+# The same examples in every run; `--hypothesis-profile explore` looks for new ones.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile("fixed")
+
+_ERRORS = pytest.StashKey[dict]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_ERRORS] = {}
 
 
 def pytest_report_header() -> str:
@@ -8,3 +22,27 @@ def pytest_report_header() -> str:
         " ".join(variant.name for variant in native if variant.runnable) or "none",
         " ".join(variant.name for variant in native if not variant.runnable) or "none",
     )
+
+
+@pytest.fixture(scope="session")
+def measured_errors(pytestconfig) -> dict[tuple[str, str], tuple[float, float]]:
+    """(variant, format) -> errors against decoded and original weights, printed at the end of the run."""
+    return pytestconfig.stash[_ERRORS]
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    errors = config.stash[_ERRORS]
+    if not errors:
+        return
+    write = terminalreporter.write_line
+    terminalreporter.section("errors of a layer against fp64: decoded weights / original weights")
+    formats = _core.formats()
+    write(f"{'variant':<17}{'':<10}" + "".join(f"{name:<18}" for name in formats))
+    for variant in _core.variants():
+        kind = "emulated" if variant.emulated else "native"
+        if not variant.runnable:
+            write(f"{variant.name:<17}{kind:<10}not run: {variant.reason}")
+            continue
+        cells = [errors.get((variant.name, name)) for name in formats]
+        texts = ["-" if cell is None else "{:.4f} / {:.4f}".format(*cell) for cell in cells]
+        write(f"{variant.name:<17}{kind:<10}" + "".join(f"{text:<18}" for text in texts))

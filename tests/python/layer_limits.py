@@ -1,0 +1,49 @@
+"""The table of tolerances: one entry per format, and what the kernels of a variant read as activations.
+
+Errors are mean |out - ref| / mean |ref|, on normal weights and inputs, against fp64 of
+  decoded   the weights as packed: the error of the kernels and of quantised activations;
+  original  the bf16 weights: everything, the format's own error included.
+The released package allows itself 0.05 (int8) and 0.35 (int4) against the original weights.
+"""
+
+from typing import NamedTuple
+
+from kt_kernel import _core
+
+
+class Limit(NamedTuple):
+    decoded: float
+    original: float
+
+
+# (format, kind of activations) -> limits
+LIMITS = {
+    ("bf16", "bf16"): Limit(0.0028, 0.0028),
+    ("int8", "s16"): Limit(0.0030, 0.018),
+    ("int8", "s8"): Limit(0.022, 0.028),
+    ("int4", "s8"): Limit(0.022, 0.25),
+    ("int4g", "s8"): Limit(0.022, 0.165),
+}
+
+# Variants without vpdpbusd widen int8 weights to 16 bits, and give the activations 16 as well.
+_INT8 = {
+    "amx": "s8",
+    "avx512_bf16": "s8",
+    "avx512_vbmi": "s8",
+    "avx512_vnni": "s8",
+    "avx512_base": "s16",
+    "avx2": "s16",
+    "emu_amx": "s8",
+    "emu_avx512_bf16": "s8",
+    "emu_avx512_vnni": "s8",
+    "emu_avx512_base": "s16",
+    "emu": "s16",
+}
+
+VARIANTS = {variant.name: variant for variant in _core.variants()}
+RUNNABLE = [name for name, variant in VARIANTS.items() if variant.runnable]
+
+
+def act_kind(weight_format: str, variant: str) -> str:
+    """KeyError where a new format or variant has no line here yet."""
+    return {"bf16": "bf16", "int8": _INT8[variant], "int4": "s8", "int4g": "s8"}[weight_format]
