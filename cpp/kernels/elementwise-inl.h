@@ -101,10 +101,11 @@ void quantise(ActKind kind, const uint16_t* x, int k, int span, uint8_t* data, f
 }
 
 // 2^x by splitting off the integer part; the polynomial is the Taylor series of 2^f on |f| <= 1/2, relative error 2e-7
-// (next term ln2^7 / 7! / 2^7). |x| is clamped to 126 so that 1 + 2^x and its inverse stay normal.
+// (next term ln2^7 / 7! / 2^7). |x| is clamped to 120 so that 1 + 2^x, its inverse and the first guess of that stay
+// normal.
 template <class V>
 KT_INLINE typename V::F32 exp2(typename V::F32 x) {
-  x = V::min(V::max(x, V::set1_f32(-126.0f)), V::set1_f32(126.0f));
+  x = V::min(V::max(x, V::set1_f32(-120.0f)), V::set1_f32(120.0f));
   const auto whole = V::round_to_32(x);
   const auto f = V::sub(x, V::to_f32(whole));
   auto p = V::set1_f32(1.540353e-4f);
@@ -117,6 +118,15 @@ KT_INLINE typename V::F32 exp2(typename V::F32 x) {
   return V::bits_to_f32(V::add_32(V::bits_of(p), V::template shift_left_32<23>(whole)));
 }
 
+// 1 / x for normal x in 1..2^121: a guess from the exponent (12 % off) and three Newton steps, each squaring the error.
+// Division takes 16 cycles for 16 lanes where this takes 4, and it is a fifth of a product of depth 2048.
+template <class V>
+KT_INLINE typename V::F32 reciprocal(typename V::F32 x) {
+  auto r = V::bits_to_f32(V::sub_32(V::set1_32(0x7ef311c7), V::bits_of(x)));
+  for (int i = 0; i < 3; ++i) r = V::mul(r, V::sub(V::set1_f32(2.0f), V::mul(x, r)));
+  return r;
+}
+
 template <class V>
 void swiglu(const float* c, int m, int pairs, uint16_t* h, size_t h_pitch) {
   const auto minus_log2e = V::set1_f32(-1.44269504f);
@@ -127,7 +137,7 @@ void swiglu(const float* c, int m, int pairs, uint16_t* h, size_t h_pitch) {
         const auto g = V::load_f32(c + v);
         const auto u = V::load_f32(c + kPanelRows + v);
         const auto sigmoid_inverse = V::add(V::set1_f32(1.0f), exp2<V>(V::mul(g, minus_log2e)));
-        V::store_bf16(out + v, V::div(V::mul(g, u), sigmoid_inverse));
+        V::store_bf16(out + v, V::mul(V::mul(g, reciprocal<V>(sigmoid_inverse)), u));
       }
     }
   }

@@ -308,8 +308,8 @@ template <class Tiles, class Core>
 KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, int p, int panels,
                                 const uint8_t* const (&b)[2], size_t panel_stride, int k0, int kc, const float* offsets,
                                 Prefetch prefetch) {
-  // 4 blocks of outputs are 16 KB.
-  constexpr int kBlocks = 4;
+  // Two blocks of outputs are 8 KB; with a sibling thread on the core more leave no room for the panels.
+  constexpr int kBlocks = 2;
   // bf16 sums stay exact enough anywhere; 512 k balance the traffic of c against that of the panels in L1.
   const int step = Core::kInt ? g.acts.span : 512;
   const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;

@@ -42,7 +42,6 @@ constexpr TraitCheck kVectorChecks[] = {
     KT_FLOAT_2(add),
     KT_FLOAT_2(sub),
     KT_FLOAT_2(mul),
-    KT_FLOAT_2(div),
     KT_FLOAT_2(min),
     KT_FLOAT_2(max),
     KT_RUN_OP("abs", any, f32, kBytes, put(out, V::abs(f32(in, 0)))),

@@ -24,7 +24,6 @@ struct Avx2 {
   static F32 add(F32 a, F32 b) { return _mm256_add_ps(a, b); }
   static F32 sub(F32 a, F32 b) { return _mm256_sub_ps(a, b); }
   static F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
-  static F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
   static F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }
   static F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }
   static F32 abs(F32 a) { return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff))); }

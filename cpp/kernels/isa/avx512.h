@@ -24,7 +24,6 @@ struct Avx512 {
   static F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
   static F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
   static F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
-  static F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
   static F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
   static F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
   static F32 abs(F32 a) { return _mm512_abs_ps(a); }

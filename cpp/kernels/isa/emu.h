@@ -65,9 +65,6 @@ struct EmuVec {
   static F32 mul(F32 a, F32 b) {
     return map_f32(a, b, [](float x, float y) { return x * y; });
   }
-  static F32 div(F32 a, F32 b) {
-    return map_f32(a, b, [](float x, float y) { return x / y; });
-  }
   // min and max return the second operand when either is NaN, as x86 does.
   static F32 min(F32 a, F32 b) {
     return map_f32(a, b, [](float x, float y) { return x < y ? x : y; });
