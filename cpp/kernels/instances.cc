@@ -26,16 +26,19 @@ using FloatCore = F32Core<V>;
 #if defined(KT_HAS_VNNI)
 using Int8Core = U8S8Core<V>;
 using Int4Core = U8S8Core<V>;
+using Int4gFewRows = U4S8Core<V, QuadSums<V>>;
 constexpr ActKind kInt8Act = ActKind::s8;
 #else
 using Int8Core = U8S16Core<V>;
 using Int4Core = U4S8Core<V>;
+using Int4gFewRows = Int4Core;
 constexpr ActKind kInt8Act = ActKind::s16;
 #endif
 
 // Tiles pay off as soon as a vector tile of rows is exceeded.
-template <class Core, class TileCore, class Format>
+template <class Core, class TileCore, class Format, class FewRows = Core>
 void gemm(const GemmArgs& g) {
+  if (g.m <= FewRows::kRows) return gemm_stream<FewRows, Format>(g);
 #if defined(KT_HAS_TILES)
   if (g.m > Core::kRows) return gemm_tiles<V, Tiles, TileCore, Format>(g);
 #endif
@@ -63,11 +66,10 @@ constexpr int kManyRowsSpan = kActGroup;
 size_t scratch_bytes(int k, int n_panels) {
   size_t bytes = gemm_scratch<FloatCore>(k, n_panels);
   const size_t others[] = {
-      gemm_scratch<Int8Core>(k, n_panels),
-      gemm_scratch<Int4Core>(k, n_panels),
+      gemm_scratch<Int8Core>(k, n_panels),      gemm_scratch<Int4Core>(k, n_panels),
+      gemm_scratch<Int4gFewRows>(k, n_panels),
 #if defined(KT_HAS_TILES)
-      TileScratch<FloatTiles>::bytes(kMaxRows),
-      TileScratch<IntTiles>::bytes(kMaxRows),
+      TileScratch<FloatTiles>::bytes(kMaxRows), TileScratch<IntTiles>::bytes(kMaxRows),
 #endif
   };
   for (size_t other : others) bytes = other > bytes ? other : bytes;
@@ -79,7 +81,7 @@ constexpr IsaTable kTable = {
     {{ActKind::bf16, gemm<FloatCore, FloatTiles, Bf16>, pack_bf16},
      {kInt8Act, gemm<Int8Core, IntTiles, Int8>, pack_int8},
      {ActKind::s8, gemm<Int4Core, IntTiles, Int4>, pack_int4},
-     {ActKind::s8, gemm<Int4Core, IntTiles, Int4g>, pack_int4g}},
+     {ActKind::s8, gemm<Int4Core, IntTiles, Int4g, Int4gFewRows>, pack_int4g}},
     quantise<V>,
     swiglu<V>,
     accumulate<V>,

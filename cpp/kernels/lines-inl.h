@@ -69,6 +69,7 @@ struct Int4gNibbles : Int4Nibbles<V> {
     Int4Nibbles<V>::group();
   }
   KT_INLINE typename V::Int steps() const { return step; }
+  KT_INLINE typename V::Int steps_32() const { return V::bit_and(step, V::set1_32(0xffff)); }
 };
 
 // The same weights as int8 lines with offset 128.

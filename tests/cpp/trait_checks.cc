@@ -66,6 +66,7 @@ constexpr TraitCheck kVectorChecks[] = {
     KT_INT_2(sub_16),
     KT_INT_2(sub_32),
     KT_INT_2(mul_lo_16),
+    KT_INT_2(mul_lo_32),
     KT_INT_2(madd_u8s8),
     KT_INT_2(madd_s16),
 #if defined(KT_EMULATED) || defined(__AVX512VNNI__)

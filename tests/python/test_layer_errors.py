@@ -58,12 +58,16 @@ def test_packed_weights_do_not_depend_on_the_variant(weight_format):
 @pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "bf16"])
 @pytest.mark.parametrize("tokens", [1, 3, 48])
 def test_integer_formats_give_the_same_bits_on_every_variant(weight_format, tokens):
-    """Where the activations are the same: sums are exact per group, and the float steps agree."""
+    """Where the activations are the same: sums are exact per group, and the float steps agree.
+
+    Tile products, which start above 8 rows, take the offset of the weights in another step and agree among themselves.
+    """
     batch = random_batch(SHAPE, tokens)
     seen: dict = {}
     for variant in RUNNABLE:
         sums = Case(SHAPE, weight_format, variant=variant).sums(*batch)
-        name, first = seen.setdefault(act_kind(weight_format, variant), (variant, sums))
+        tiles = "amx" in variant and tokens > 8
+        name, first = seen.setdefault((act_kind(weight_format, variant), tiles), (variant, sums))
         assert all(map(np.array_equal, sums, first)), f"{variant} differs from {name}"
 
 

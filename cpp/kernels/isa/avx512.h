@@ -53,6 +53,7 @@ struct Avx512 {
   static Int sub_16(Int a, Int b) { return _mm512_sub_epi16(a, b); }
   static Int sub_32(Int a, Int b) { return _mm512_sub_epi32(a, b); }
   static Int mul_lo_16(Int a, Int b) { return _mm512_mullo_epi16(a, b); }
+  static Int mul_lo_32(Int a, Int b) { return _mm512_mullo_epi32(a, b); }
   static Int madd_u8s8(Int u, Int s) { return _mm512_maddubs_epi16(u, s); }
   static Int madd_s16(Int a, Int b) { return _mm512_madd_epi16(a, b); }
 #ifdef __AVX512VNNI__

@@ -134,6 +134,9 @@ struct EmuVec {
   static Int mul_lo_16(Int a, Int b) {
     return map<uint16_t>(a, b, [](uint32_t x, uint32_t y) { return x * y; });
   }
+  static Int mul_lo_32(Int a, Int b) {
+    return map<uint32_t>(a, b, [](uint32_t x, uint32_t y) { return x * y; });
+  }
   // pmaddubsw: u8 x s8, pairs summed to int16 with saturation.
   static Int madd_u8s8(Int u, Int s) {
     Int r;
