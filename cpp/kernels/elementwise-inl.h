@@ -58,10 +58,7 @@ KT_INLINE int32_t quantise_group(const float* x, int padded, float inverse, uint
         V::store_low_16_swapped(data + 2 * j, q);
       }
     }
-    int32_t parts[V::kLanes];
-    V::store(parts, sum);
-    int32_t total = 0;
-    for (int32_t part : parts) total += part;
+    const int32_t total = V::reduce_add_32(sum);
     sums[i / kSumGroup] = total;
     group_sum += total;
   }

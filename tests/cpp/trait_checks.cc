@@ -63,6 +63,8 @@ constexpr TraitCheck kVectorChecks[] = {
     KT_INT_2(add_8),
     KT_INT_2(add_16),
     KT_INT_2(add_32),
+    KT_RUN_OP("reduce_add_32", any, bits, 4, const int32_t sum = V::reduce_add_32(ints(in, 0));
+              __builtin_memcpy(out, &sum, 4)),
     KT_INT_2(sub_16),
     KT_INT_2(sub_32),
     KT_INT_2(mul_lo_16),

@@ -56,6 +56,11 @@ struct Avx2 {
   static Int add_8(Int a, Int b) { return _mm256_add_epi8(a, b); }
   static Int add_16(Int a, Int b) { return _mm256_add_epi16(a, b); }
   static Int add_32(Int a, Int b) { return _mm256_add_epi32(a, b); }
+  static int32_t reduce_add_32(Int a) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+  }
   static Int sub_16(Int a, Int b) { return _mm256_sub_epi16(a, b); }
   static Int sub_32(Int a, Int b) { return _mm256_sub_epi32(a, b); }
   static Int mul_lo_16(Int a, Int b) { return _mm256_mullo_epi16(a, b); }

@@ -50,6 +50,7 @@ struct Avx512 {
   static Int add_8(Int a, Int b) { return _mm512_add_epi8(a, b); }
   static Int add_16(Int a, Int b) { return _mm512_add_epi16(a, b); }
   static Int add_32(Int a, Int b) { return _mm512_add_epi32(a, b); }
+  static int32_t reduce_add_32(Int a) { return _mm512_reduce_add_epi32(a); }
   static Int sub_16(Int a, Int b) { return _mm512_sub_epi16(a, b); }
   static Int sub_32(Int a, Int b) { return _mm512_sub_epi32(a, b); }
   static Int mul_lo_16(Int a, Int b) { return _mm512_mullo_epi16(a, b); }

@@ -125,6 +125,15 @@ struct EmuVec {
   static Int add_32(Int a, Int b) {
     return map<uint32_t>(a, b, [](uint32_t x, uint32_t y) { return x + y; });
   }
+  static int32_t reduce_add_32(Int a) {
+    uint32_t sum = 0;
+    for (int i = 0; i < N; ++i) {
+      uint32_t x;
+      std::memcpy(&x, a.b + 4 * i, 4);
+      sum += x;
+    }
+    return static_cast<int32_t>(sum);
+  }
   static Int sub_16(Int a, Int b) {
     return map<uint16_t>(a, b, [](int x, int y) { return x - y; });
   }
