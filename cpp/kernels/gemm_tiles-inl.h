@@ -1,11 +1,11 @@
 // Matrix products by tiles: blocks of 32 rows x 2 panels as 2 x 2 accumulator tiles.
 //
-// What limits a tile product is not the tile unit but the L2 cache: a block of 32 x 32 outputs reads A and B at 32
-// bytes per cycle each when the unit is busy, and a core gets about 48 from L2. So
+// A tile step (4 products of 16 cycles) takes 4 tile loads, and the float work on c competes with those for the same
+// load and store ports: 16 threads of products with loads from L1 reach half of what they reach from registers. So
 //   - depth slab (2 KB of every row): the rows' slab is gathered once into L2, the slab of two panels decoded once;
-//   - then two panels, then up to kBlocks blocks of rows, then depth steps of kStep: the panels' step and the blocks'
-//     outputs stay in L1, only A streams from L2;
-//   - the outputs of one block are rescaled while the tiles of the next one run (int8), a quarter after each tile step;
+//   - then two panels, then kBlocks blocks of rows, then depth steps as long as one activation scale allows: c is touched
+//     as rarely as possible, and what is touched stays in L1;
+//   - the sums of one block are added to c while the tiles of the next one run (int8), a part after each tile step;
 //   - the next two panels are prefetched from memory meanwhile.
 #pragma once
 
@@ -87,9 +87,8 @@ KT_INLINE void load_operands(const uint8_t* a, size_t a_pitch, const uint8_t* b0
 // Tiles 0..3 += A (tiles 4, 5) x B (tiles 6, 7), which hold the first operands already. M, N: 1 or 2 tiles of rows and
 // of panels. between(step) runs vector work behind each tile step.
 //
-// Tile registers are not renamed: a load waits until the products that read its register are done (52 cycles), so each
-// operand is loaded for the next step right behind its last use. Loading in front of the first use takes 250 cycles a
-// step where this takes 114 (64 = the unit itself).
+// Each operand is loaded for the next step right behind its last use, across the end of the block too: an idle core runs
+// a step in 29 ns (25 for the products alone), and the first step of a block need not wait for its loads.
 template <class Tiles, bool kInt, int M, int N, class Between>
 KT_INLINE void tile_product(const TileBlock& block, Between between) {
   const uint8_t *a = block.a, *b0 = block.b[0], *b1 = block.b[1];
@@ -152,7 +151,6 @@ struct TileU8S8 {
   static constexpr int kVectors = kPanelRows / V::kLanes;
   // int32 does not overflow.
   static_assert(255ll * 127 * kMaxSpan < 1ll << 31);
-  using Gather = U8S8Core<V>;
 
   // The block whose sums wait to be added to its c.
   TileBlock pending;
