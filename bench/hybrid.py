@@ -1,8 +1,8 @@
 """One MoE layer beside a GPU: tokens start and end there, the experts run on the CPU while the GPU works on.
 
 For every variant, shape, format and token count: the result is checked against a float32 computation of the same
-(decoded) weights on the GPU, then the CPU part is timed from GPU tensor to GPU tensor while the GPU multiplies matrices on
-another stream. Limits of the CPU are measured in the same process, before the points.
+(decoded) weights on the GPU, then the CPU part is timed from GPU tensor to GPU tensor while the GPU multiplies
+matrices on another stream. Limits of the CPU are measured in the same process, before the points.
 
     python bench/hybrid.py --out figures.json --variants amx,avx512_bf16 --shapes dsv3,qwen3-30b
 
