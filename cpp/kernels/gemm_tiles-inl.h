@@ -3,7 +3,8 @@
 // A tile step (4 products of 16 cycles) takes 4 tile loads, and the float work on c competes with those for the same
 // load and store ports: 16 threads of products with loads from L1 reach half of what they reach from registers. So
 //   - depth slab (2 KB of every row): the rows' slab is gathered once into L2, the slab of two panels decoded once;
-//   - then two panels, then kBlocks blocks of rows, then depth steps as long as one activation scale allows: c is touched
+//   - then two panels, then kBlocks blocks of rows, then depth steps as long as one activation scale allows: c is
+//   touched
 //     as rarely as possible, and what is touched stays in L1;
 //   - the sums of one block are added to c while the tiles of the next one run (int8), a part after each tile step;
 //   - the next two panels are prefetched from memory meanwhile.
@@ -87,8 +88,8 @@ KT_INLINE void load_operands(const uint8_t* a, size_t a_pitch, const uint8_t* b0
 // Tiles 0..3 += A (tiles 4, 5) x B (tiles 6, 7), which hold the first operands already. M, N: 1 or 2 tiles of rows and
 // of panels. between(step) runs vector work behind each tile step.
 //
-// Each operand is loaded for the next step right behind its last use, across the end of the block too: an idle core runs
-// a step in 29 ns (25 for the products alone), and the first step of a block need not wait for its loads.
+// Each operand is loaded for the next step right behind its last use, across the end of the block too: an idle core
+// runs a step in 29 ns (25 for the products alone), and the first step of a block need not wait for its loads.
 template <class Tiles, bool kInt, int M, int N, class Between>
 KT_INLINE void tile_product(const TileBlock& block, Between between) {
   const uint8_t *a = block.a, *b0 = block.b[0], *b1 = block.b[1];
