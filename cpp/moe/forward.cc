@@ -55,12 +55,15 @@ struct ForwardPass {
   bool many_rows() const { return plan.pairs() >= kManyRows * plan.active(); }
   const Layer::Shard& shard(const Worker& worker) const { return layer.shards_[worker.node]; }
 
-  // bf16 rows to quantised rows, cut into pieces so that one token keeps several workers busy.
+  // bf16 rows to quantised rows, cut into pieces so that one token keeps several workers busy. A worker's pieces lie
+  // side by side: rows are shorter than what a hardware prefetcher needs to get going.
   void quantise(const Worker& worker, const uint16_t* rows, size_t pitch, int count, int k, ActBuffer& to) const {
     const int pieces = div_up(k, kQuantisePiece);
-    for (int i = worker.index; i < count * pieces; i += worker.node_threads) {
+    const int64_t all = static_cast<int64_t>(count) * pieces;
+    for (int64_t i = all * worker.index / worker.node_threads; i < all * (worker.index + 1) / worker.node_threads;
+         ++i) {
       const size_t row = i / pieces;
-      const int k0 = i % pieces * kQuantisePiece;
+      const int k0 = static_cast<int>(i % pieces) * kQuantisePiece;
       isa.quantise(kernels.act, rows + row * pitch + k0, std::min(k - k0, kQuantisePiece), to.span,
                    to.data + row * to.pitch + static_cast<size_t>(k0) * act_bytes(kernels.act),
                    to.scales + row * to.group_pitch + k0 / kActGroup,
