@@ -18,8 +18,6 @@
 namespace kt {
 namespace {
 
-constexpr int kGroupsPerChunkMax = 8;
-
 // One depth chunk of gathered rows.
 template <class Core>
 struct Chunk {
@@ -51,7 +49,7 @@ struct TileArgs {
 
 constexpr int act_row(const GemmArgs& g, int i) { return g.rows ? g.rows[i] : g.first_row + i; }
 
-template <class Core, class Format>
+template <class Core>
 KT_INLINE void gather_chunk(const GemmArgs& g, int i0, int rows, int k0, Chunk<Core> chunk) {
   const int kc = padded_depth(g.k) - k0 < Core::kChunk ? padded_depth(g.k) - k0 : Core::kChunk;
   for (int r = 0; r < rows; ++r) {
@@ -123,7 +121,7 @@ void gemm_stream(const GemmArgs& g) {
   const size_t chunk_bytes = Chunk<Core>::bytes(g.m);
   uint8_t* a = g.scratch;
   for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
-    gather_chunk<Core, Format>(g, 0, g.m, k0, Chunk<Core>{a, g.m});
+    gather_chunk<Core>(g, 0, g.m, k0, Chunk<Core>{a, g.m});
   }
   const size_t stride = Format::panel_bytes(g.k);
   for (int p = 0; p < g.n_panels; p += Core::kPanels) {
@@ -140,7 +138,6 @@ void gemm_stream(const GemmArgs& g) {
 // Fetches the next chunk of every panel into L2, a few lines behind each register tile: without it the first rows of a
 // chunk wait for memory and the rest leave it idle (avx2, 32 rows an expert: bf16 70 -> 77 % of the FMA peak, int8 99
 // -> 113 %).
-template <class Format>
 class ChunkPrefetch {
  public:
   ChunkPrefetch(const uint8_t* lines, size_t stride, size_t bytes, int n_panels, int steps)
@@ -178,8 +175,8 @@ void gemm_blocked(const GemmArgs& g) {
     PanelSpan w{g.panels + Format::offset(k0), packed_stride, g.panels, packed_stride};
     const uint8_t* ahead = k0 + kc < depth ? w.lines + Format::offset(kc) - Format::offset(0) : g.next;
     const int next_kc = depth - k0 - kc < Core::kChunk && k0 + kc < depth ? depth - k0 - kc : Core::kChunk;
-    ChunkPrefetch<Format> prefetch(ahead, packed_stride, Format::offset(next_kc) - Format::offset(0), g.n_panels,
-                                   tiles * g.n_panels);
+    ChunkPrefetch prefetch(ahead, packed_stride, Format::offset(next_kc) - Format::offset(0), g.n_panels,
+                           tiles * g.n_panels);
     if constexpr (Decoder::kNeeded) {
       const size_t stride = static_cast<size_t>(Core::kChunk) * kPanelRows;
       for (int p = 0; p < g.n_panels; ++p) Decoder::decode(w.lines + p * packed_stride, kc, decoded + p * stride);
@@ -191,7 +188,7 @@ void gemm_blocked(const GemmArgs& g) {
       const int i0 = static_cast<int>(static_cast<int64_t>(g.m) * tile / tiles);
       const int rows = static_cast<int>(static_cast<int64_t>(g.m) * (tile + 1) / tiles) - i0;
       const Chunk<Core> chunk{g.scratch, rows};
-      gather_chunk<Core, Format>(g, i0, rows, k0, chunk);
+      gather_chunk<Core>(g, i0, rows, k0, chunk);
       for (int p = 0; p < g.n_panels; p += Core::kPanels) {
         for (int j = 0; j < Core::kPanels; ++j) prefetch.step();
         const int p_end = p + Core::kPanels < g.n_panels ? p + Core::kPanels : g.n_panels;

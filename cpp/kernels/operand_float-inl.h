@@ -26,12 +26,19 @@ KT_INLINE const uint8_t* vector_at(const uint8_t* line, size_t panel_stride, int
   return line + v / kVectors * panel_stride + v % kVectors * V::kBytes;
 }
 
-template <class V, int R, int N>
-KT_INLINE void load_c(const TileArgs& t, typename V::F32 (&acc)[R][N]) {
+// The first chain goes on from c, the others start at 0.
+template <class V, int S, int R, int N>
+KT_INLINE void start_tile(const TileArgs& t, typename V::F32 (&acc)[S][R][N]) {
   KT_UNROLL
-  for (int r = 0; r < R; ++r) {
+  for (int s = 0; s < S; ++s) {
     KT_UNROLL
-    for (int v = 0; v < N; ++v) acc[r][v] = t.first ? V::zero_f32() : V::load_f32(t.c + r * t.c_pitch + v * V::kLanes);
+    for (int r = 0; r < R; ++r) {
+      KT_UNROLL
+      for (int v = 0; v < N; ++v) {
+        const bool zero = s > 0 || t.first;
+        acc[s][r][v] = zero ? V::zero_f32() : V::load_f32(t.c + r * t.c_pitch + v * V::kLanes);
+      }
+    }
   }
 }
 
@@ -62,15 +69,7 @@ struct F32Core {
     constexpr int N = P * kPanelRows / V::kLanes;
     constexpr int S = chains(R * kPanels * kPanelRows / V::kLanes);
     typename V::F32 acc[S][R][N];
-    load_c<V>(t, acc[0]);
-    KT_UNROLL
-    for (int s = 1; s < S; ++s) {
-      KT_UNROLL
-      for (int r = 0; r < R; ++r) {
-        KT_UNROLL
-        for (int v = 0; v < N; ++v) acc[s][r][v] = V::zero_f32();
-      }
-    }
+    start_tile<V>(t, acc);
     const auto high_half = V::set1_32(static_cast<int32_t>(0xffff0000));
     const uint8_t* line = t.lines;
     const float* a = reinterpret_cast<const float*>(chunk.base);
@@ -141,15 +140,7 @@ struct Bf16Core {
     constexpr int N = P * kPanelRows / V::kLanes;
     constexpr int S = chains(R * kPanels * kPanelRows / V::kLanes);
     typename V::F32 acc[S][R][N];
-    load_c<V>(t, acc[0]);
-    KT_UNROLL
-    for (int s = 1; s < S; ++s) {
-      KT_UNROLL
-      for (int r = 0; r < R; ++r) {
-        KT_UNROLL
-        for (int v = 0; v < N; ++v) acc[s][r][v] = V::zero_f32();
-      }
-    }
+    start_tile<V>(t, acc);
     const uint8_t* line = t.lines;
     const uint8_t* a = chunk.base;
     constexpr int kUnroll = 4;
