@@ -120,12 +120,15 @@ nb::tuple decode_expert(const kt::Layer& layer, int expert) {
 }
 
 void forward(kt::Layer& layer, int tokens, uintptr_t ids, uintptr_t weights, uintptr_t input, uintptr_t output,
-             bool incremental) {
+             bool incremental, uintptr_t addend) {
+  if (incremental && addend) {
+    throw nb::value_error("incremental means that the output is the addend; pass one of the two");
+  }
   kt::ForwardArgs args{
       {reinterpret_cast<const int64_t*>(ids), reinterpret_cast<const float*>(weights), tokens, layer.config().top_k},
       reinterpret_cast<const uint16_t*>(input),
       reinterpret_cast<uint16_t*>(output),
-      incremental};
+      reinterpret_cast<const uint16_t*>(incremental ? output : addend)};
   kt::Status status;
   {
     nb::gil_scoped_release released;
@@ -154,9 +157,9 @@ void bind_moe(nb::module_& m) {
            "Random weights in every expert, for measurements.")
       .def("decode_expert", &decode_expert, "expert"_a, "The weights as the kernels see them: f32 gate, up, down.")
       .def("forward", &forward, "n_tokens"_a, "ids"_a, "weights"_a, "input"_a, "output"_a, "incremental"_a = false,
-           "out[t] = sum_j weights[t, j] * FFN_ids[t, j](x[t]); addresses of contiguous int64 [T, k], f32 [T, k], bf16 "
-           "[T, H] in "
-           "and out.")
+           nb::kw_only(), "addend"_a = 0,
+           "out[t] = addend[t] + sum_j weights[t, j] * FFN_ids[t, j](x[t]), rounded once; addresses of contiguous int64 "
+           "[T, k], f32 [T, k], bf16 [T, H] in and out. addend: bf16 [T, H], may be the output (incremental).")
       .def_prop_ro("packed_bytes_per_expert", &kt::Layer::expert_bytes)
       .def_prop_ro(
           "mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },

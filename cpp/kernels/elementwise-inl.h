@@ -147,18 +147,18 @@ void accumulate(float* acc, const float* c, float weight, int n) {
 }
 
 template <class V>
-void store(const float* const* parts, int n_parts, int n, bool add, uint16_t* out) {
+void store(const float* const* parts, int n_parts, int n, const uint16_t* addend, uint16_t* out) {
   int j = 0;
   for (; j + V::kLanes <= n; j += V::kLanes) {
     auto sum = V::load_f32(parts[0] + j);
     for (int p = 1; p < n_parts; ++p) sum = V::add(sum, V::load_f32(parts[p] + j));
-    if (add) sum = V::add(sum, V::load_bf16(out + j));
+    if (addend) sum = V::add(sum, V::load_bf16(addend + j));
     V::store_bf16(out + j, sum);
   }
   for (; j < n; ++j) {
     float sum = parts[0][j];
     for (int p = 1; p < n_parts; ++p) sum += parts[p][j];
-    if (add) sum += bf16_to_f32(out[j]);
+    if (addend) sum += bf16_to_f32(addend[j]);
     out[j] = f32_to_bf16(sum);
   }
 }

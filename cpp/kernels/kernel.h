@@ -72,8 +72,8 @@ struct IsaTable {
   void (*swiglu)(const float* c, int m, int pairs, uint16_t* h, size_t h_pitch);
   // acc[j] += weight * c[j], n a multiple of 16.
   void (*accumulate)(float* acc, const float* c, float weight, int n);
-  // out[j] = bf16(sum of parts[p][j] + (add ? out[j] : 0)), any n.
-  void (*store)(const float* const* parts, int n_parts, int n, bool add, uint16_t* out);
+  // out[j] = bf16(sum of parts[p][j] + addend[j]), any n; addend may be null, or out itself.
+  void (*store)(const float* const* parts, int n_parts, int n, const uint16_t* addend, uint16_t* out);
 
   size_t (*gemm_scratch_bytes)(int k, int n_panels);
   // Largest n_panels and m a gemm call should be given, so that c and decoded weights stay in L2.

@@ -185,11 +185,16 @@ struct ForwardPass {
     float* partial = reinterpret_cast<float*>(workspace.node(worker.node).partial.data());
     for (int t = 0; t < tokens(); ++t, sum += width) {
       if (alone) {
-        isa.store(&sum, 1, valid, args.add, args.output + static_cast<size_t>(t) * hidden + column);
+        store(&sum, 1, t, column, valid);
       } else {
         std::memcpy(partial + t * pitch + column, sum, static_cast<size_t>(width) * 4);
       }
     }
+  }
+
+  void store(const float* const* parts, int n_parts, size_t token, int column, int n) const {
+    const size_t at = token * hidden + column;
+    isa.store(parts, n_parts, n, args.addend ? args.addend + at : nullptr, args.output + at);
   }
 
   // Sums the nodes' partial outputs.
@@ -203,7 +208,7 @@ struct ForwardPass {
       const float* parts[kMaxNodes];
       for (int n = 0; n < nodes; ++n)
         parts[n] = reinterpret_cast<const float*>(workspace.node(n).partial.data()) + t * pitch + column;
-      isa.store(parts, nodes, std::min(hidden - column, kQuantisePiece), args.add, args.output + t * hidden + column);
+      store(parts, nodes, t, column, std::min(hidden - column, kQuantisePiece));
     }
   }
 

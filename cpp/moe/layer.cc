@@ -211,7 +211,8 @@ Status Layer::forward(const ForwardArgs& args) {
     const int tokens = std::min(chunk_tokens_, args.routing.tokens - t);
     const size_t pair = static_cast<size_t>(t) * args.routing.top_k, row = static_cast<size_t>(t) * config_.hidden;
     const Routing routing{args.routing.ids + pair, args.routing.weights + pair, tokens, args.routing.top_k};
-    run_forward(*this, *workspace_, {routing, args.input + row, args.output + row, args.add});
+    run_forward(*this, *workspace_,
+                {routing, args.input + row, args.output + row, args.addend ? args.addend + row : nullptr});
   }
   return Status::ok();
 }

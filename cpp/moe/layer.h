@@ -31,12 +31,12 @@ struct ExpertWeights {
   const uint16_t* down;
 };
 
-// out[t] = sum over j of weights[t, j] * FFN_ids[t, j](x[t]), added to out's old content if `add`.
+// out[t] = addend[t] + sum over j of weights[t, j] * FFN_ids[t, j](x[t]), rounded once.
 struct ForwardArgs {
   Routing routing;
   const uint16_t* input;  // bf16 [tokens][H]
   uint16_t* output;       // bf16 [tokens][H]
-  bool add = false;
+  const uint16_t* addend = nullptr;  // bf16 [tokens][H]; null: nothing, output: its old content
 };
 
 class Layer {

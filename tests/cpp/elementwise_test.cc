@@ -289,12 +289,14 @@ KT_TEST(accumulate_is_a_fused_multiply_add) {
   }
 }
 
+enum class Addend { none, output, other };
+
 KT_TEST(store_sums_parts_in_order_and_rounds_once) {
   Random random(7);
   for (const Variant& v : kt_test::variants().run) {
     for (int n : {1, 7, 8, 9, 15, 16, 17, 31, 33, 100, 128}) {
       for (int n_parts : {1, 2, 3, 5}) {
-        for (bool add : {false, true}) {
+        for (Addend kind : {Addend::none, Addend::output, Addend::other}) {
           std::vector<std::unique_ptr<Guarded<float>>> parts;
           std::vector<const float*> pointers;
           for (int p = 0; p < n_parts; ++p) {
@@ -303,16 +305,19 @@ KT_TEST(store_sums_parts_in_order_and_rounds_once) {
             parts.back()->seal();
             pointers.push_back(parts.back()->data());
           }
-          Guarded<uint16_t> out(n);
+          Guarded<uint16_t> out(n), other(n);
+          kt_test::fill_gaussian_bf16(out, random);
+          kt_test::fill_gaussian_bf16(other, random);
+          other.seal();
+          const uint16_t* addend = kind == Addend::none ? nullptr : kind == Addend::output ? out.data() : other.data();
           std::vector<uint16_t> expected(n);
           for (int j = 0; j < n; ++j) {
-            out[j] = random.gaussian_bf16();
             float sum = pointers[0][j];
             for (int p = 1; p < n_parts; ++p) sum += pointers[p][j];
-            expected[j] = kt::f32_to_bf16(add ? sum + kt::bf16_to_f32(out[j]) : sum);
+            expected[j] = kt::f32_to_bf16(addend ? sum + kt::bf16_to_f32(addend[j]) : sum);
           }
-          kt_test::now_running("%s store n=%d n_parts=%d add=%d", v.name, n, n_parts, add);
-          v.table->store(pointers.data(), n_parts, n, add, out.data());
+          kt_test::now_running("%s store n=%d n_parts=%d addend=%d", v.name, n, n_parts, static_cast<int>(kind));
+          v.table->store(pointers.data(), n_parts, n, addend, out.data());
           KT_CHECK(out.front_intact());
           KT_CHECK(std::memcmp(out.data(), expected.data(), out.bytes()) == 0);
         }
@@ -338,7 +343,7 @@ KT_TEST(store_rounds_to_nearest_even) {
       for (float& x : part) std::memcpy(&x, &edge.f32, 4);
       Guarded<uint16_t> out(17);
       const float* parts[] = {part.data()};
-      v.table->store(parts, 1, 17, false, out.data());
+      v.table->store(parts, 1, 17, nullptr, out.data());
       for (uint16_t bits : out) KT_CHECK_EQ(bits, edge.bf16);
     }
   }

@@ -110,8 +110,8 @@ class Case:
     def decoded(self) -> list[Weights]:
         return [self.layer.decode_expert(expert) for expert in range(self.shape.experts)]
 
-    def run(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray, onto: np.ndarray | None = None) -> np.ndarray:
-        """bf16 bits in, bf16 bits out; added to the bits `onto` where given."""
+    def run(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray, onto=None, addend=None) -> np.ndarray:
+        """bf16 bits in, bf16 bits out; added to bits where given: in their own memory (onto) or elsewhere (addend)."""
         ids, weights = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(weights, np.float32)
         assert ids.shape == weights.shape == (len(x), self.shape.top_k)
         assert x.shape == (len(x), self.shape.hidden)
@@ -120,7 +120,8 @@ class Case:
         # Full of NaN, so that whatever is not written shows.
         out = np.full(x.shape, 0x7FC0, np.uint16) if onto is None else onto.copy()
         addresses = [array.ctypes.data for array in (ids, weights, x, out)]
-        self.layer.forward(len(x), *addresses, incremental=onto is not None)
+        options = {} if addend is None else {"addend": addend.ctypes.data}
+        self.layer.forward(len(x), *addresses, incremental=onto is not None, **options)
         return out
 
     def sums(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

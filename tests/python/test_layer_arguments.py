@@ -43,6 +43,11 @@ def test_a_null_address_is_an_error(missing):
         layer().forward(1, *addresses)
 
 
+def test_an_addend_beside_incremental_is_an_error():
+    with pytest.raises(ValueError, match="pass one of the two"):
+        layer().forward(0, 0, 0, 0, 0, incremental=True, addend=64)
+
+
 @pytest.mark.parametrize("tokens", [5, -1])
 def test_too_many_tokens_are_an_error_that_names_the_limit(tokens):
     with pytest.raises(ValueError, match=f"{tokens} tokens.* at most 4"):

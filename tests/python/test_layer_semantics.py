@@ -54,6 +54,18 @@ def test_incremental_adds_to_what_is_there(weight_format, threads):
     assert np.array_equal(added[4], from_bf16(old)[4])
 
 
+@pytest.mark.parametrize("threads", [(2,), (1, 2)])
+def test_an_addend_elsewhere_gives_the_same_bits_and_stays(threads):
+    shape = Shape(experts=3, top_k=2, hidden=20, intermediate=130)
+    case = Case(shape, threads=threads, max_tokens=5000)
+    for tokens in (1, 9, 4100):  # the last in two passes
+        batch = random_batch(shape, tokens)
+        old = to_bf16(np.random.default_rng(3).standard_normal((tokens, shape.hidden)))
+        addend = old.copy()
+        assert np.array_equal(case.run(*batch, addend=addend), case.run(*batch, onto=old))
+        assert np.array_equal(addend, old)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("variant", "weight_format"), EVERY_KERNEL)
 def test_nan_and_inf_stay_in_their_token(variant, weight_format, value):
