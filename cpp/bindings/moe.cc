@@ -57,8 +57,10 @@ std::unique_ptr<kt::Pool> make_pool(const std::vector<int>& threads, const std::
 }
 
 std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format, int num_experts, int top_k, int hidden,
-                                      int intermediate, int max_tokens, const std::optional<std::string>& variant) {
-  kt::LayerConfig config{kt::Format::bf16, num_experts, top_k, hidden, intermediate, max_tokens};
+                                      int intermediate, int max_tokens, const std::optional<std::string>& variant,
+                                      float swiglu_limit, float swiglu_alpha) {
+  kt::LayerConfig config{
+      kt::Format::bf16, num_experts, top_k, hidden, intermediate, max_tokens, {swiglu_limit, swiglu_alpha}};
   const std::optional<kt::Format> parsed = kt::format_by_name(format);
   if (!parsed) {
     std::string known;
@@ -149,17 +151,18 @@ void bind_moe(nb::module_& m) {
 
   nb::class_<kt::Layer>(m, "MoELayer", "The routed experts of one layer, packed for this CPU.")
       .def(nb::new_(&make_layer), "pool"_a, nb::kw_only(), "format"_a, "num_experts"_a, "top_k"_a, "hidden_size"_a,
-           "intermediate_size"_a, "max_tokens"_a, "variant"_a = nb::none(),
-           nb::keep_alive<0, 2>())  // 1 is the class: new_ makes a __new__
+           "intermediate_size"_a, "max_tokens"_a, "variant"_a = nb::none(), "swiglu_limit"_a = 0.0f,
+           "swiglu_alpha"_a = 0.0f, nb::keep_alive<0, 2>())  // 1 is the class: new_ makes a __new__
       .def("load_expert", &load_expert, "expert"_a, "gate"_a, "up"_a, "down"_a,
            "Packs one expert: bf16 gate and up [I, H], down [H, I].")
       .def("fill_random", &kt::Layer::fill_random, "seed"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Random weights in every expert, for measurements.")
       .def("decode_expert", &decode_expert, "expert"_a, "The weights as the kernels see them: f32 gate, up, down.")
-      .def("forward", &forward, "n_tokens"_a, "ids"_a, "weights"_a, "input"_a, "output"_a, "incremental"_a = false,
-           nb::kw_only(), "addend"_a = 0,
-           "out[t] = addend[t] + sum_j weights[t, j] * FFN_ids[t, j](x[t]), rounded once; addresses of contiguous int64 "
-           "[T, k], f32 [T, k], bf16 [T, H] in and out. addend: bf16 [T, H], may be the output (incremental).")
+      .def(
+          "forward", &forward, "n_tokens"_a, "ids"_a, "weights"_a, "input"_a, "output"_a, "incremental"_a = false,
+          nb::kw_only(), "addend"_a = 0,
+          "out[t] = addend[t] + sum_j weights[t, j] * FFN_ids[t, j](x[t]), rounded once; addresses of contiguous int64 "
+          "[T, k], f32 [T, k], bf16 [T, H] in and out. addend: bf16 [T, H], may be the output (incremental).")
       .def_prop_ro("packed_bytes_per_expert", &kt::Layer::expert_bytes)
       .def_prop_ro(
           "mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },

@@ -1,4 +1,4 @@
-// The work between the matrix products: quantising activations, silu(g) * u, weighted sums, rounding to bf16.
+// The work between the matrix products: quantising activations, gate times up, weighted sums, rounding to bf16.
 #pragma once
 
 #include <cfloat>
@@ -124,20 +124,60 @@ KT_INLINE typename V::F32 reciprocal(typename V::F32 x) {
   return r;
 }
 
+// min and max return their second operand where one is NaN: the value stands there.
 template <class V>
-void swiglu(const float* c, int m, int pairs, uint16_t* h, size_t h_pitch) {
+KT_INLINE typename V::F32 at_most(float limit, typename V::F32 x) {
+  return V::min(V::set1_f32(limit), x);
+}
+
+template <class V>
+KT_INLINE typename V::F32 within(float limit, typename V::F32 x) {
+  return V::max(V::set1_f32(-limit), at_most<V>(limit, x));
+}
+
+// g * sigmoid(slope * g), with exponent = -slope * log2(e) * g. The product with u comes last: g * u may overflow where
+// the result does not.
+template <class V>
+KT_INLINE typename V::F32 gated(typename V::F32 g, typename V::F32 exponent, typename V::F32 u) {
+  const auto sigmoid_inverse = V::add(V::set1_f32(1.0f), exp2<V>(exponent));
+  return V::mul(V::mul(g, reciprocal<V>(sigmoid_inverse)), u);
+}
+
+template <class V, bool kLimit, bool kAlpha>
+KT_INLINE typename V::F32 activate(Activation a, typename V::F32 g, typename V::F32 u) {
   const auto minus_log2e = V::set1_f32(-1.44269504f);
+  if constexpr (kLimit) {
+    g = kAlpha ? within<V>(a.limit, g) : at_most<V>(a.limit, g);
+    u = within<V>(a.limit, u);
+  }
+  if constexpr (kAlpha) {
+    // Not times alpha * log2(e): that may be infinite, and times a gate of 0 NaN.
+    const auto exponent = V::mul(V::mul(g, V::set1_f32(a.alpha)), minus_log2e);
+    return gated<V>(g, exponent, V::add(u, V::set1_f32(1.0f)));
+  } else {
+    return gated<V>(g, V::mul(g, minus_log2e), u);
+  }
+}
+
+template <class V, bool kLimit, bool kAlpha>
+void swiglu_rows(const float* c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
   for (int i = 0; i < m; ++i, h += h_pitch) {
     uint16_t* out = h;
     for (int p = 0; p < pairs; ++p, c += 2 * kPanelRows, out += kPanelRows) {
       for (int v = 0; v < kPanelRows; v += V::kLanes) {
-        const auto g = V::load_f32(c + v);
-        const auto u = V::load_f32(c + kPanelRows + v);
-        const auto sigmoid_inverse = V::add(V::set1_f32(1.0f), exp2<V>(V::mul(g, minus_log2e)));
-        V::store_bf16(out + v, V::mul(V::mul(g, reciprocal<V>(sigmoid_inverse)), u));
+        V::store_bf16(out + v,
+                      activate<V, kLimit, kAlpha>(activation, V::load_f32(c + v), V::load_f32(c + kPanelRows + v)));
       }
     }
   }
+}
+
+template <class V>
+void swiglu(const float* c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
+  const bool limit = activation.limit > 0, alpha = activation.alpha > 0;
+  const auto rows = limit ? (alpha ? swiglu_rows<V, true, true> : swiglu_rows<V, true, false>)
+                          : (alpha ? swiglu_rows<V, false, true> : swiglu_rows<V, false, false>);
+  rows(c, m, pairs, activation, h, h_pitch);
 }
 
 template <class V>

@@ -108,7 +108,7 @@ struct ForwardPass {
         g.m = std::min(plan.end(slot) - row, isa.max_rows);
         kernels.gemm(g);
         uint16_t* out = h + row * pitch + static_cast<size_t>(first) * kPanelRows;
-        isa.swiglu(g.c, g.m, count, out, pitch);
+        isa.swiglu(g.c, g.m, count, layer.config_.activation, out, pitch);
         if (first + count == pairs) clear_padding(h + row * pitch, g.m, pitch, s.size);
       }
     }

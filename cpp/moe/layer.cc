@@ -1,6 +1,7 @@
 #include "moe/layer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "base/bf16.h"
@@ -18,6 +19,12 @@ Status in_range(const char* name, int value, int most) {
                          std::to_string(most));
 }
 
+Status off_or_positive(const char* name, float value) {
+  if (std::isfinite(value) && value >= 0) return Status::ok();
+  return Status::invalid(std::string(name) + " is " + std::to_string(value) +
+                         "; it must be above 0, or 0 to turn it off");
+}
+
 Status check(const LayerConfig& c) {
   // Far above any model, and low enough that padded sizes and kChunkTokens * top_k fit int.
   KT_RETURN_IF_ERROR(in_range("num_experts", c.num_experts, 1 << 20));
@@ -25,6 +32,8 @@ Status check(const LayerConfig& c) {
   KT_RETURN_IF_ERROR(in_range("hidden_size", c.hidden, 1 << 24));
   KT_RETURN_IF_ERROR(in_range("intermediate_size", c.intermediate, 1 << 24));
   KT_RETURN_IF_ERROR(in_range("max_tokens", c.max_tokens, 1 << 30));
+  KT_RETURN_IF_ERROR(off_or_positive("swiglu_limit", c.activation.limit));
+  KT_RETURN_IF_ERROR(off_or_positive("swiglu_alpha", c.activation.alpha));
   return Status::ok();
 }
 

@@ -22,6 +22,7 @@ struct LayerConfig {
   int hidden = 0;        // H
   int intermediate = 0;  // I, of the whole layer
   int max_tokens = 0;    // of one forward call
+  Activation activation;
 };
 
 // bf16 weights of one expert, row-major: gate and up [I, H], down [H, I].
@@ -34,8 +35,8 @@ struct ExpertWeights {
 // out[t] = addend[t] + sum over j of weights[t, j] * FFN_ids[t, j](x[t]), rounded once.
 struct ForwardArgs {
   Routing routing;
-  const uint16_t* input;  // bf16 [tokens][H]
-  uint16_t* output;       // bf16 [tokens][H]
+  const uint16_t* input;             // bf16 [tokens][H]
+  uint16_t* output;                  // bf16 [tokens][H]
   const uint16_t* addend = nullptr;  // bf16 [tokens][H]; null: nothing, output: its old content
 };
 

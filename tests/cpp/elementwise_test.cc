@@ -6,6 +6,7 @@
 #include "guarded.h"
 #include "variants.h"
 
+using kt::Activation;
 using kt::ActKind;
 using kt_test::Guarded;
 using kt_test::Random;
@@ -203,40 +204,63 @@ KT_TEST(quantise_turns_nan_and_inf_into_a_nan_scale_of_that_group) {
   }
 }
 
-KT_TEST(swiglu_agrees_with_fp64) {
-  Random random(4);
+// silu alone, each limit and slope alone, and both; a limit and a slope so large that products overflow.
+constexpr Activation kActivations[] = {{0, 0}, {1.5f, 0}, {7, 0}, {0, 1.702f}, {7, 1.702f}, {3e38f, 0}, {0, 3e38f}};
+
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+double activated(Activation a, double g, double u) {
+  if (a.limit > 0) {
+    g = std::min(g, static_cast<double>(a.limit));
+    if (a.alpha > 0) g = std::max(g, -static_cast<double>(a.limit));
+    u = std::clamp(u, -static_cast<double>(a.limit), static_cast<double>(a.limit));
+  }
+  return a.alpha > 0 ? g * sigmoid(a.alpha * g) * (u + 1) : g * sigmoid(g) * u;
+}
+
+void check_activated(Activation a, double g, double u, uint16_t bits) {
+  const double expected = activated(a, g, u), got = kt::bf16_to_f32(bits);
+  // bf16 keeps 8 bits. Below 2^-120 * |g| the exponential is clamped. Three roundings in an exponent of at most 83 make
+  // 1.5e-5; u + 1 is rounded where it cancels.
+  const double limit = std::fabs(expected) * (1 / 256.0 + 2e-5) + 7.6e-37 * std::fabs(g) * (std::fabs(u) + 1) + 1e-40 +
+                       (a.alpha > 0 ? 1.2e-7 * std::fabs(g) * sigmoid(a.alpha * g) : 0);
+  if (!(std::fabs(got - expected) <= limit)) {
+    kt_test::fail(__FILE__, __LINE__,
+                  std::string(kt_test::running) + ": g=" + std::to_string(g) + " u=" + std::to_string(u) + " gives " +
+                      std::to_string(got));
+  }
+}
+
+void check_swiglu(const Variant& v, Activation activation, int m, int pairs, Random& random) {
   constexpr float kGates[] = {0,   -0.0f, 1e-30f, -1e-30f, 1e-40f, 20,   -20,   60,    -60,   80,
                               -80, 87,    -87,    100,     -100,   1e4f, -1e4f, 1e30f, -1e30f};
+  const size_t pitch = 16 * pairs + 3;
+  Guarded<float> c(static_cast<size_t>(m) * pairs * 32);
+  for (size_t i = 0; i < c.size(); ++i) {
+    const bool edge = i % 32 < 16 && random.below(3) == 0;
+    c[i] = edge ? kGates[random.below(std::size(kGates))] : 4 * random.gaussian();
+  }
+  c.seal();
+  Guarded<uint16_t> h((m - 1) * pitch + 16 * pairs);
+  kt_test::now_running("%s swiglu limit=%g alpha=%g m=%d pairs=%d", v.name, activation.limit, activation.alpha, m,
+                       pairs);
+  v.table->swiglu(c.data(), m, pairs, activation, h.data(), pitch);
+  KT_CHECK(h.front_intact());
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < 16 * pairs; ++j) {
+      const float* pair = c.data() + (static_cast<size_t>(i) * pairs + j / 16) * 32 + j % 16;
+      check_activated(activation, pair[0], pair[16], h[i * pitch + j]);
+    }
+    for (size_t j = 16 * pairs; i + 1 < m && j < pitch; ++j) KT_CHECK_EQ(h[i * pitch + j], uint16_t{0xffff});
+  }
+}
+
+KT_TEST(swiglu_agrees_with_fp64) {
+  Random random(4);
   for (const Variant& v : kt_test::variants().run) {
-    for (int m : {1, 3}) {
-      for (int pairs : {1, 2, 5}) {
-        const size_t pitch = 16 * pairs + 3;
-        Guarded<float> c(static_cast<size_t>(m) * pairs * 32);
-        for (size_t i = 0; i < c.size(); ++i) {
-          const bool edge = i % 32 < 16 && random.below(3) == 0;
-          c[i] = edge ? kGates[random.below(std::size(kGates))] : 4 * random.gaussian();
-        }
-        c.seal();
-        Guarded<uint16_t> h((m - 1) * pitch + 16 * pairs);
-        kt_test::now_running("%s swiglu m=%d pairs=%d", v.name, m, pairs);
-        v.table->swiglu(c.data(), m, pairs, h.data(), pitch);
-        KT_CHECK(h.front_intact());
-        for (int i = 0; i < m; ++i) {
-          for (int j = 0; j < 16 * pairs; ++j) {
-            const float* pair = c.data() + (static_cast<size_t>(i) * pairs + j / 16) * 32 + j % 16;
-            const double expected = pair[0] / (1 + std::exp(-static_cast<double>(pair[0]))) * pair[16];
-            const double got = kt::bf16_to_f32(h[i * pitch + j]);
-            // bf16 keeps 8 bits. Below 2^-120 * |g| the exponential is clamped.
-            const double limit = std::fabs(expected) * (1 / 256.0 + 1e-5) +
-                                 7.6e-37 * std::fabs(static_cast<double>(pair[0]) * pair[16]) + 1e-40;
-            if (!(std::fabs(got - expected) <= limit)) {
-              kt_test::fail(__FILE__, __LINE__,
-                            std::string(kt_test::running) + ": g=" + std::to_string(pair[0]) +
-                                " u=" + std::to_string(pair[16]) + " gives " + std::to_string(got));
-            }
-          }
-          for (size_t j = 16 * pairs; i + 1 < m && j < pitch; ++j) KT_CHECK_EQ(h[i * pitch + j], uint16_t{0xffff});
-        }
+    for (const Activation& activation : kActivations) {
+      for (int m : {1, 3}) {
+        for (int pairs : {1, 2, 5}) check_swiglu(v, activation, m, pairs, random);
       }
     }
   }
@@ -244,13 +268,15 @@ KT_TEST(swiglu_agrees_with_fp64) {
 
 KT_TEST(swiglu_keeps_nan_in_its_element) {
   for (const Variant& v : kt_test::variants().run) {
-    for (int at : {0, 5, 16, 31}) {
-      Guarded<float> c(32);
-      for (float& x : c) x = 1.5f;
-      c[at] = NAN;
-      Guarded<uint16_t> h(16);
-      v.table->swiglu(c.data(), 1, 1, h.data(), 16);
-      for (int j = 0; j < 16; ++j) KT_CHECK_EQ(std::isnan(kt::bf16_to_f32(h[j])), j == at % 16);
+    for (const Activation& activation : kActivations) {
+      for (int at : {0, 5, 16, 31}) {
+        Guarded<float> c(32);
+        for (float& x : c) x = 1.5f;
+        c[at] = NAN;
+        Guarded<uint16_t> h(16);
+        v.table->swiglu(c.data(), 1, 1, activation, h.data(), 16);
+        for (int j = 0; j < 16; ++j) KT_CHECK_EQ(std::isnan(kt::bf16_to_f32(h[j])), j == at % 16);
+      }
     }
   }
 }
@@ -259,12 +285,14 @@ KT_TEST(swiglu_gives_the_same_bytes_on_every_variant) {
   Random random(5);
   Guarded<float> c(64 * 32);
   for (float& x : c) x = 6 * random.gaussian();
-  Guarded<uint16_t> first(64 * 16);
-  kt_test::variants().run.front().table->swiglu(c.data(), 8, 8, first.data(), 8 * 16);
-  for (const Variant& v : kt_test::variants().run) {
-    Guarded<uint16_t> h(64 * 16);
-    v.table->swiglu(c.data(), 8, 8, h.data(), 8 * 16);
-    KT_CHECK(same_bytes(h, first));
+  for (const Activation& activation : kActivations) {
+    Guarded<uint16_t> first(64 * 16);
+    kt_test::variants().run.front().table->swiglu(c.data(), 8, 8, activation, first.data(), 8 * 16);
+    for (const Variant& v : kt_test::variants().run) {
+      Guarded<uint16_t> h(64 * 16);
+      v.table->swiglu(c.data(), 8, 8, activation, h.data(), 8 * 16);
+      KT_CHECK(same_bytes(h, first));
+    }
   }
 }
 

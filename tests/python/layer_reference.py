@@ -1,16 +1,34 @@
 """What a layer should compute, in fp64, and the plumbing that tests of layers share.
 
-out[t] = sum_j weights[t, j] * down_e @ (silu(gate_e @ x[t]) * (up_e @ x[t])),  e = ids[t, j]
+out[t] = sum_j weights[t, j] * down_e @ activation(gate_e @ x[t], up_e @ x[t]),  e = ids[t, j]
 """
 
 import ctypes
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from kt_kernel import _core
 
 Weights = tuple[np.ndarray, np.ndarray, np.ndarray]  # gate [I, H], up [I, H], down [H, I]
+
+
+class Activation(NamedTuple):
+    """0 turns a parameter off. Without alpha silu(g) * u, with it g * sigmoid(alpha g) * (u + 1)."""
+
+    limit: float = 0.0
+    alpha: float = 0.0
+
+    def factors(self, g: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What becomes of gate and up before they are multiplied; neither has a slope above 1.1."""
+        if self.limit:
+            g = np.clip(g, -self.limit if self.alpha else None, self.limit)
+            u = np.clip(u, -self.limit, self.limit)
+        return g / (1 + np.exp(-(self.alpha or 1.0) * g)), u + 1 if self.alpha else u
+
+
+SILU = Activation()
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
@@ -45,36 +63,35 @@ def add_errors(errors: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return np.sqrt(errors**2 @ (matrix**2).T)
 
 
-def ffn(weights: Weights, x: np.ndarray, act_error: float) -> tuple[np.ndarray, np.ndarray]:
+def ffn(weights: Weights, x: np.ndarray, act_error: float, activation: Activation) -> tuple[np.ndarray, np.ndarray]:
     """The expert's output, and how far a right kernel may be from it."""
     gate, up, down = (matrix.astype(np.float64) for matrix in weights)
     dx = act_error * np.abs(x).max(axis=1, keepdims=True, initial=0) + _F32 * np.abs(x)
     g, u = x @ gate.T, x @ up.T
     dg, du = add_errors(dx, gate), add_errors(dx, up)
-    silu = g / (1 + np.exp(-g))
-    h = silu * u
-    # |silu'| <= 1.1
-    dh = 1.1 * dg * (np.abs(u) + du) + np.abs(silu) * du + _BF16 * np.abs(h)
+    g, u = activation.factors(g, u)
+    h = g * u
+    dh = 1.1 * dg * (np.abs(u) + du) + np.abs(g) * du + _BF16 * np.abs(h)
     dh += act_error * (np.abs(h) + dh).max(axis=1, keepdims=True, initial=0) + _F32 * np.abs(h)
     return h @ down.T, _MARGIN * add_errors(dh, down)
 
 
-def moe_with_bound(experts, x, ids, weights, mask=(), act_error=0.0) -> tuple[np.ndarray, np.ndarray]:
+def moe_with_bound(experts, x, ids, weights, mask=(), act_error=0.0, activation=SILU) -> tuple[np.ndarray, np.ndarray]:
     """fp64 [T, H] of float x, and the largest error of each element. Ids out of range or masked are skipped."""
     out, bound = np.zeros(x.shape), np.zeros(x.shape)
     for expert, matrices in enumerate(experts):
         tokens, slots = np.nonzero(ids == expert)
         if tokens.size == 0 or (len(mask) and mask[expert]):
             continue
-        y, dy = ffn(matrices, x[tokens].astype(np.float64), act_error)
+        y, dy = ffn(matrices, x[tokens].astype(np.float64), act_error, activation)
         w = weights[tokens, slots].astype(np.float64)[:, None]
         np.add.at(out, tokens, w * y)
         np.add.at(bound, tokens, np.abs(w) * (dy + _F32 * np.abs(y)))
     return out, bound + _BF16 * (np.abs(out) + bound)
 
 
-def moe(experts: list[Weights], x: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return moe_with_bound(experts, x, ids, weights)[0]
+def moe(experts: list[Weights], x: np.ndarray, ids: np.ndarray, weights: np.ndarray, activation=SILU) -> np.ndarray:
+    return moe_with_bound(experts, x, ids, weights, activation=activation)[0]
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,15 @@ class Case:
     """A layer with random experts, and what its weights are before and after packing."""
 
     def __init__(
-        self, shape: Shape, weight_format="bf16", threads=(1,), max_tokens=64, variant=None, seed=0, pool=None
+        self,
+        shape: Shape,
+        weight_format="bf16",
+        threads=(1,),
+        max_tokens=64,
+        variant=None,
+        seed=0,
+        pool=None,
+        activation=SILU,
     ):
         self.shape = shape
         self.pool = pool or shared_pool(threads)
@@ -102,6 +127,8 @@ class Case:
             intermediate_size=shape.intermediate,
             max_tokens=max_tokens,
             variant=variant,
+            swiglu_limit=activation.limit,
+            swiglu_alpha=activation.alpha,
         )
         self.original = [random_expert(shape, seed, expert) for expert in range(shape.experts)]
         for expert, weights in enumerate(self.original):

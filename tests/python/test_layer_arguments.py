@@ -77,6 +77,13 @@ def test_sizes_out_of_range_are_errors_that_name_them(name, value):
         layer(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["swiglu_limit", "swiglu_alpha"])
+@pytest.mark.parametrize("value", [-1.0, -1e-9, float("nan"), float("inf"), 1e300])
+def test_an_activation_that_cannot_be_is_an_error_that_names_it(name, value):
+    with pytest.raises(ValueError, match=f"^{name} is .*; it must be above 0, or 0 to turn it off"):
+        layer(**{name: value})
+
+
 def test_an_intermediate_too_small_for_the_nodes_is_told_the_limit():
     with pytest.raises(ValueError, match=r"intermediate_size 80 cannot be split over 3 nodes.* 64 columns.* at most 2"):
         layer((1, 1, 1))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from layer_limits import RUNNABLE, act_kind
-from layer_reference import ACT_ERROR, Case, Shape, from_bf16, moe_with_bound, random_batch, to_bf16
+from layer_reference import ACT_ERROR, SILU, Activation, Case, Shape, from_bf16, moe_with_bound, random_batch, to_bf16
 
 import kt_kernel
 from kt_kernel import _core
@@ -56,6 +56,7 @@ def cancelling(rng, size):
 
 ROUTINGS = [uniform, one_expert, zipf, few_experts, out_of_range, none_at_all]
 WEIGHTS = [random_weights, some_zero, cancelling]
+ACTIVATIONS = [SILU, Activation(limit=0.5), Activation(alpha=1.702), Activation(limit=0.5, alpha=1.702)]
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Example:
     routing: object
     weights: object
     masked: bool
+    activation: Activation
     seed: int
 
 
@@ -90,6 +92,7 @@ def examples(draw) -> Example:
         routing=draw(st.sampled_from(ROUTINGS)),
         weights=draw(st.sampled_from(WEIGHTS)),
         masked=draw(st.booleans()),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
         seed=draw(st.integers(0, 99)),
     )
 
@@ -97,7 +100,15 @@ def examples(draw) -> Example:
 @given(examples())
 def test_every_element_is_right(example):
     shape, rng = example.shape, np.random.default_rng(example.seed)
-    case = Case(shape, example.weight_format, example.threads, 70, example.variant, example.seed)
+    case = Case(
+        shape,
+        example.weight_format,
+        example.threads,
+        70,
+        example.variant,
+        example.seed,
+        activation=example.activation,
+    )
     if example.masked:
         case.mask()[:] = rng.integers(0, 2, shape.experts)
     x = to_bf16(rng.standard_normal((example.tokens, shape.hidden)) * 2.0 ** rng.integers(-3, 4))
@@ -105,7 +116,7 @@ def test_every_element_is_right(example):
     weights = example.weights(rng, ids.shape).astype(np.float32)
     out = from_bf16(case.run(x, ids, weights))
     error = ACT_ERROR[act_kind(example.weight_format, example.variant)]
-    expected, bound = moe_with_bound(case.decoded(), from_bf16(x), ids, weights, case.mask(), error)
+    expected, bound = moe_with_bound(case.decoded(), from_bf16(x), ids, weights, case.mask(), error, example.activation)
     assert (np.abs(out - expected) <= bound).all()
 
 
