@@ -215,13 +215,16 @@ Status Layer::forward(const ForwardArgs& args) {
   if (args.routing.tokens > 0 && !(args.routing.ids && args.routing.weights && args.input && args.output)) {
     return Status::invalid("an address is 0; ids, weights, input and output may be missing only with 0 tokens");
   }
+  if (args.routing.id_bytes != 4 && args.routing.id_bytes != 8) {
+    return Status::invalid("ids have " + std::to_string(args.routing.id_bytes) + " bytes; pass int32 (4) or int64 (8)");
+  }
   const std::lock_guard lock(workspace_->mutex());
   for (int t = 0; t < args.routing.tokens; t += chunk_tokens_) {
     const int tokens = std::min(chunk_tokens_, args.routing.tokens - t);
-    const size_t pair = static_cast<size_t>(t) * args.routing.top_k, row = static_cast<size_t>(t) * config_.hidden;
-    const Routing routing{args.routing.ids + pair, args.routing.weights + pair, tokens, args.routing.top_k};
-    run_forward(*this, *workspace_,
-                {routing, args.input + row, args.output + row, args.addend ? args.addend + row : nullptr});
+    const size_t row = static_cast<size_t>(t) * config_.hidden;
+    run_forward(
+        *this, *workspace_,
+        {args.routing.part(t, tokens), args.input + row, args.output + row, args.addend ? args.addend + row : nullptr});
   }
   return Status::ok();
 }

@@ -21,10 +21,19 @@ void Plan::build(const Routing& routing, int num_experts, const uint8_t* mask) {
   // The mask is read once: its owner may write to it while a forward runs, and the two passes over the ids must agree.
   slot_.assign(num_experts, 0);
   for (int e = 0; mask && e < num_experts; ++e) slot_[e] = mask[e] ? -1 : 0;
-  const auto skipped = [&](int64_t id) { return id < 0 || id >= num_experts || slot_[id] < 0; };
+  if (routing.id_bytes == 4) {
+    build_from(static_cast<const int32_t*>(routing.ids), routing, num_experts);
+  } else {
+    build_from(static_cast<const int64_t*>(routing.ids), routing, num_experts);
+  }
+}
+
+template <class Id>
+void Plan::build_from(const Id* ids, const Routing& routing, int num_experts) {
+  const auto skipped = [&](Id id) { return id < 0 || id >= num_experts || slot_[id] < 0; };
   const int count = routing.tokens * routing.top_k;
   for (int i = 0; i < count; ++i) {
-    if (!skipped(routing.ids[i])) ++slot_[routing.ids[i]];
+    if (!skipped(ids[i])) ++slot_[ids[i]];
   }
   experts_.clear();
   by_size_.clear();
@@ -46,8 +55,8 @@ void Plan::build(const Routing& routing, int num_experts, const uint8_t* mask) {
   weights_.resize(pairs());
   for (int t = 0; t < routing.tokens; ++t) {
     for (int j = t * routing.top_k; j < (t + 1) * routing.top_k; ++j) {
-      if (skipped(routing.ids[j])) continue;
-      const int at = slot_[routing.ids[j]]++;
+      if (skipped(ids[j])) continue;
+      const int at = slot_[ids[j]]++;
       tokens_[at] = t;
       weights_[at] = routing.weights[j];
     }

@@ -1,16 +1,24 @@
 // Routing turned into work: which rows each expert gets.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace kt {
 
 struct Routing {
-  const int64_t* ids;    // [tokens][top_k]; below 0, at or above num_experts, or masked: skipped
+  const void* ids;       // [tokens][top_k]; below 0, at or above num_experts, or masked: skipped
   const float* weights;  // [tokens][top_k]
   int tokens;
   int top_k;
+  int id_bytes = 8;  // 4: int32, 8: int64
+
+  // The tokens [first, first + count).
+  Routing part(int first, int count) const {
+    const size_t at = static_cast<size_t>(first) * top_k;
+    return {static_cast<const uint8_t*>(ids) + at * id_bytes, weights + at, count, top_k, id_bytes};
+  }
 };
 
 // The (token, weight) pairs grouped by expert, in token order. A token that names an expert twice has two pairs.
@@ -33,6 +41,9 @@ class Plan {
   const float* weights() const { return weights_.data(); }
 
  private:
+  template <class Id>
+  void build_from(const Id* ids, const Routing& routing, int num_experts);
+
   std::vector<int32_t> experts_, begin_, by_size_, tokens_, slot_;
   std::vector<float> weights_;
 };

@@ -139,7 +139,8 @@ class Case:
 
     def run(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray, onto=None, addend=None) -> np.ndarray:
         """bf16 bits in, bf16 bits out; added to bits where given: in their own memory (onto) or elsewhere (addend)."""
-        ids, weights = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(weights, np.float32)
+        ids = np.ascontiguousarray(ids, np.int32 if ids.dtype == np.int32 else np.int64)
+        weights = np.ascontiguousarray(weights, np.float32)
         assert ids.shape == weights.shape == (len(x), self.shape.top_k)
         assert x.shape == (len(x), self.shape.hidden)
         assert x.dtype == np.uint16
@@ -147,8 +148,9 @@ class Case:
         # Full of NaN, so that whatever is not written shows.
         out = np.full(x.shape, 0x7FC0, np.uint16) if onto is None else onto.copy()
         addresses = [array.ctypes.data for array in (ids, weights, x, out)]
-        options = {} if addend is None else {"addend": addend.ctypes.data}
-        self.layer.forward(len(x), *addresses, incremental=onto is not None, **options)
+        self.layer.forward(
+            len(x), *addresses, incremental=onto is not None, addend=address(addend), id_bytes=ids.itemsize
+        )
         return out
 
     def sums(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -159,6 +161,10 @@ class Case:
     def mask(self) -> np.ndarray:
         """The layer's mask, in place; valid as long as the layer."""
         return np.ctypeslib.as_array((ctypes.c_uint8 * self.shape.experts).from_address(self.layer.mask_address))
+
+
+def address(array: np.ndarray | None) -> int:
+    return 0 if array is None else array.ctypes.data
 
 
 _pools: dict[tuple[int, ...], "_core.Pool"] = {}

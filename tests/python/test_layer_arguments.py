@@ -48,6 +48,12 @@ def test_an_addend_beside_incremental_is_an_error():
         layer().forward(0, 0, 0, 0, 0, incremental=True, addend=64)
 
 
+@pytest.mark.parametrize("id_bytes", [0, 1, 2, 16, -8])
+def test_ids_of_another_width_are_an_error(id_bytes):
+    with pytest.raises(ValueError, match=rf"ids have {id_bytes} bytes; pass int32 \(4\) or int64 \(8\)"):
+        layer().forward(0, 0, 0, 0, 0, id_bytes=id_bytes)
+
+
 @pytest.mark.parametrize("tokens", [5, -1])
 def test_too_many_tokens_are_an_error_that_names_the_limit(tokens):
     with pytest.raises(ValueError, match=f"{tokens} tokens.* at most 4"):

@@ -118,6 +118,16 @@ def test_a_long_call_equals_its_pieces(weight_format, threads):
     assert np.array_equal(case.run(x, ids, weights), np.concatenate(pieces))
 
 
+@pytest.mark.parametrize("threads", [(2,), (1, 1)])
+def test_ids_of_32_bits_give_what_64_bits_give(threads):
+    shape = Shape(experts=3, top_k=2, hidden=20, intermediate=130)
+    case = Case(shape, threads=threads, max_tokens=5000)
+    for tokens in (1, 9, 4100):  # the last in two passes
+        x, ids, weights = random_batch(shape, tokens)
+        ids[tokens // 2 :, 0] = np.resize([-1, 3, -(2**31), 2**31 - 1], tokens - tokens // 2)
+        assert np.array_equal(case.run(x, ids.astype(np.int32), weights), case.run(x, ids, weights))
+
+
 def test_duplicates_in_one_token_count_twice():
     case = Case(SHAPE)
     for tokens in (1, 5):
