@@ -122,7 +122,7 @@ nb::tuple decode_expert(const kt::Layer& layer, int expert) {
 }
 
 void forward(kt::Layer& layer, int tokens, uintptr_t ids, uintptr_t weights, uintptr_t input, uintptr_t output,
-             bool incremental, uintptr_t addend, int id_bytes) {
+             bool incremental, uintptr_t addend, int id_bytes, uintptr_t skip) {
   if (incremental && addend) {
     throw nb::value_error("incremental means that the output is the addend; pass one of the two");
   }
@@ -130,7 +130,8 @@ void forward(kt::Layer& layer, int tokens, uintptr_t ids, uintptr_t weights, uin
                         layer.config().top_k, id_bytes},
                        reinterpret_cast<const uint16_t*>(input),
                        reinterpret_cast<uint16_t*>(output),
-                       reinterpret_cast<const uint16_t*>(incremental ? output : addend)};
+                       reinterpret_cast<const uint16_t*>(incremental ? output : addend),
+                       reinterpret_cast<const uint8_t*>(skip)};
   kt::Status status;
   {
     nb::gil_scoped_release released;
@@ -159,10 +160,10 @@ void bind_moe(nb::module_& m) {
            "Random weights in every expert, for measurements.")
       .def("decode_expert", &decode_expert, "expert"_a, "The weights as the kernels see them: f32 gate, up, down.")
       .def("forward", &forward, "n_tokens"_a, "ids"_a, "weights"_a, "input"_a, "output"_a, "incremental"_a = false,
-           nb::kw_only(), "addend"_a = 0, "id_bytes"_a = 8,
+           nb::kw_only(), "addend"_a = 0, "id_bytes"_a = 8, "skip"_a = 0,
            "out[t] = addend[t] + sum_j weights[t, j] * FFN_ids[t, j](x[t]), rounded once; addresses of contiguous ids "
            "[T, k] of id_bytes (8: int64, 4: int32), f32 [T, k], bf16 [T, H] in, out and addend; incremental: the "
-           "output is the addend.")
+           "output is the addend. skip: num_experts bytes; experts whose byte is not 0 are left out, as by the mask.")
       .def_prop_ro("packed_bytes_per_expert", &kt::Layer::expert_bytes)
       .def_prop_ro(
           "mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },

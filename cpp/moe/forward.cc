@@ -234,7 +234,7 @@ struct ForwardPass {
 };
 
 void run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args) {
-  workspace.plan().build(args.routing, layer.config().num_experts, layer.mask());
+  workspace.plan().build(args.routing);
   ForwardPass pass(layer, workspace, args);
   workspace.pool().run([](void* context, const Worker& worker) { static_cast<ForwardPass*>(context)->work(worker); },
                        &pass);

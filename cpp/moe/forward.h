@@ -20,6 +20,7 @@ constexpr size_t hidden_pitch(int shard_size) { return static_cast<size_t>(padde
 // Output panels of one task of the down projection.
 constexpr int down_panels_max(const IsaTable& isa) { return isa.max_panels / 4; }
 
+// Of the experts that the workspace's plan does not leave out.
 void run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args);
 
 }  // namespace kt

@@ -219,6 +219,7 @@ Status Layer::forward(const ForwardArgs& args) {
     return Status::invalid("ids have " + std::to_string(args.routing.id_bytes) + " bytes; pass int32 (4) or int64 (8)");
   }
   const std::lock_guard lock(workspace_->mutex());
+  workspace_->plan().leave_out(config_.num_experts, mask_.data(), args.skip);
   for (int t = 0; t < args.routing.tokens; t += chunk_tokens_) {
     const int tokens = std::min(chunk_tokens_, args.routing.tokens - t);
     const size_t row = static_cast<size_t>(t) * config_.hidden;

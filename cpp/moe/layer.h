@@ -38,6 +38,7 @@ struct ForwardArgs {
   const uint16_t* input;             // bf16 [tokens][H]
   uint16_t* output;                  // bf16 [tokens][H]
   const uint16_t* addend = nullptr;  // bf16 [tokens][H]; null: nothing, output: its old content
+  const uint8_t* skip = nullptr;  // [num_experts]; an expert whose byte is not 0 is skipped in this call; may be null
 };
 
 class Layer {

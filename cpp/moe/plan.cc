@@ -15,22 +15,26 @@ void Plan::reserve(int num_experts, int max_pairs) {
   grow(slot_, num_experts);
   grow(tokens_, max_pairs);
   grow(weights_, max_pairs);
+  grow(left_out_, num_experts);
 }
 
-void Plan::build(const Routing& routing, int num_experts, const uint8_t* mask) {
-  // The mask is read once: its owner may write to it while a forward runs, and the two passes over the ids must agree.
-  slot_.assign(num_experts, 0);
-  for (int e = 0; mask && e < num_experts; ++e) slot_[e] = mask[e] ? -1 : 0;
+void Plan::leave_out(int num_experts, const uint8_t* mask, const uint8_t* skip) {
+  left_out_.resize(num_experts);
+  for (int e = 0; e < num_experts; ++e) left_out_[e] = (mask && mask[e]) || (skip && skip[e]);
+}
+
+void Plan::build(const Routing& routing) {
   if (routing.id_bytes == 4) {
-    build_from(static_cast<const int32_t*>(routing.ids), routing, num_experts);
+    build_from(static_cast<const int32_t*>(routing.ids), routing);
   } else {
-    build_from(static_cast<const int64_t*>(routing.ids), routing, num_experts);
+    build_from(static_cast<const int64_t*>(routing.ids), routing);
   }
 }
 
 template <class Id>
-void Plan::build_from(const Id* ids, const Routing& routing, int num_experts) {
-  const auto skipped = [&](Id id) { return id < 0 || id >= num_experts || slot_[id] < 0; };
+void Plan::build_from(const Id* ids, const Routing& routing) {
+  const auto skipped = [&](Id id) { return id < 0 || id >= num_experts() || left_out_[id]; };
+  slot_.assign(num_experts(), 0);
   const int count = routing.tokens * routing.top_k;
   for (int i = 0; i < count; ++i) {
     if (!skipped(ids[i])) ++slot_[ids[i]];
@@ -38,9 +42,9 @@ void Plan::build_from(const Id* ids, const Routing& routing, int num_experts) {
   experts_.clear();
   by_size_.clear();
   begin_.assign(1, 0);
-  for (int e = 0; e < num_experts; ++e) {
+  for (int e = 0; e < num_experts(); ++e) {
     const int n = slot_[e];
-    if (n <= 0) continue;
+    if (n == 0) continue;
     slot_[e] = begin_.back();
     by_size_.push_back(active());
     experts_.push_back(e);

@@ -8,7 +8,7 @@
 namespace kt {
 
 struct Routing {
-  const void* ids;       // [tokens][top_k]; below 0, at or above num_experts, or masked: skipped
+  const void* ids;       // [tokens][top_k]; below 0, at or above num_experts, or of an expert left out: skipped
   const float* weights;  // [tokens][top_k]
   int tokens;
   int top_k;
@@ -26,8 +26,10 @@ class Plan {
  public:
   // After this, build() with at most these sizes allocates nothing.
   void reserve(int num_experts, int max_pairs);
-  // mask[e] != 0 skips expert e; may be null.
-  void build(const Routing& routing, int num_experts, const uint8_t* mask);
+  // Leaves experts out of what is built next: those whose byte in mask or in skip is not 0; either may be null. Read
+  // here and never again, because their owners may write to them while a forward runs.
+  void leave_out(int num_experts, const uint8_t* mask, const uint8_t* skip);
+  void build(const Routing& routing);
 
   int pairs() const { return begin_[active()]; }
   int active() const { return static_cast<int>(experts_.size()); }
@@ -42,10 +44,12 @@ class Plan {
 
  private:
   template <class Id>
-  void build_from(const Id* ids, const Routing& routing, int num_experts);
+  void build_from(const Id* ids, const Routing& routing);
+  int num_experts() const { return static_cast<int>(left_out_.size()); }
 
   std::vector<int32_t> experts_, begin_, by_size_, tokens_, slot_;
   std::vector<float> weights_;
+  std::vector<uint8_t> left_out_;
 };
 
 }  // namespace kt

@@ -137,7 +137,7 @@ class Case:
     def decoded(self) -> list[Weights]:
         return [self.layer.decode_expert(expert) for expert in range(self.shape.experts)]
 
-    def run(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray, onto=None, addend=None) -> np.ndarray:
+    def run(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray, onto=None, addend=None, skip=None):
         """bf16 bits in, bf16 bits out; added to bits where given: in their own memory (onto) or elsewhere (addend)."""
         ids = np.ascontiguousarray(ids, np.int32 if ids.dtype == np.int32 else np.int64)
         weights = np.ascontiguousarray(weights, np.float32)
@@ -149,7 +149,12 @@ class Case:
         out = np.full(x.shape, 0x7FC0, np.uint16) if onto is None else onto.copy()
         addresses = [array.ctypes.data for array in (ids, weights, x, out)]
         self.layer.forward(
-            len(x), *addresses, incremental=onto is not None, addend=address(addend), id_bytes=ids.itemsize
+            len(x),
+            *addresses,
+            incremental=onto is not None,
+            addend=address(addend),
+            id_bytes=ids.itemsize,
+            skip=address(skip),
         )
         return out
 

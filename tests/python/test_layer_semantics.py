@@ -150,9 +150,20 @@ def test_the_mask_is_read_at_every_call():
     assert np.array_equal(case.run(x, ids, weights), everything)
 
 
+def test_experts_skipped_in_one_call_join_those_of_the_mask():
+    case = Case(SHAPE)
+    case.mask()[1] = 1
+    x, ids, weights = random_batch(SHAPE, 8)
+    before = case.run(x, ids, weights)
+    skip = np.array([0, 0, 7, 0, 255], np.uint8)
+    kept = np.where(np.isin(ids, [2, 4]), -1, ids)
+    assert np.array_equal(case.run(x, ids, weights, skip=skip), case.run(x, kept, weights))
+    assert np.array_equal(case.run(x, ids, weights), before)
+
+
 def test_a_mask_that_changes_during_a_call_counts_for_all_of_it_or_not_at_all():
-    case = Case(Shape(experts=1, top_k=1, hidden=16, intermediate=16), max_tokens=4096)
-    x, ids, weights = random_batch(case.shape, 4096)
+    case = Case(Shape(experts=1, top_k=1, hidden=16, intermediate=16), max_tokens=5000)
+    x, ids, weights = random_batch(case.shape, 5000)  # two passes
     everything = case.run(x, ids, weights)
     mask, stop = case.mask(), threading.Event()
 
