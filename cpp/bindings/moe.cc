@@ -165,6 +165,8 @@ void bind_moe(nb::module_& m) {
            "[T, k] of id_bytes (8: int64, 4: int32), f32 [T, k], bf16 [T, H] in, out and addend; incremental: the "
            "output is the addend. skip: num_experts bytes; experts whose byte is not 0 are left out, as by the mask.")
       .def_prop_ro("packed_bytes_per_expert", &kt::Layer::expert_bytes)
+      .def_prop_ro("loaded_experts", &kt::Layer::loaded_experts,
+                   "How many experts have weights; a forward that needs another is an error.")
       .def_prop_ro(
           "mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },
           "Address of num_experts bytes; an expert whose byte is not 0 is skipped. Read at every forward.");

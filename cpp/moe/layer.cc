@@ -44,7 +44,8 @@ Layer::Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const La
       isa_(isa),
       config_(config),
       chunk_tokens_(std::min(config.max_tokens, kChunkTokens)),
-      mask_(config.num_experts, 0) {}
+      mask_(config.num_experts, 0),
+      loaded_(config.num_experts, 0) {}
 
 Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config,
                      std::unique_ptr<Layer>* out) {
@@ -136,6 +137,7 @@ Status Layer::load_expert(int expert, const ExpertWeights& weights) {
     int expert;
     ExpertWeights weights;
   } context{this, expert, weights};
+  const std::lock_guard lock(workspace_->mutex());
   workspace_->pool().run(
       [](void* c, const Worker& worker) {
         const Context& job = *static_cast<Context*>(c);
@@ -145,6 +147,7 @@ Status Layer::load_expert(int expert, const ExpertWeights& weights) {
           job.layer->pack_panel(shard, job.expert, job.weights, p);
       },
       &context);
+  set_loaded(expert);
   return Status::ok();
 }
 
@@ -153,6 +156,7 @@ void Layer::fill_random(uint64_t seed) {
     Layer* layer;
     uint64_t seed;
   } context{this, seed};
+  const std::lock_guard lock(workspace_->mutex());
   workspace_->pool().run(
       [](void* c, const Worker& worker) {
         const Context& job = *static_cast<Context*>(c);
@@ -178,6 +182,20 @@ void Layer::fill_random(uint64_t seed) {
         }
       },
       &context);
+  for (int e = 0; e < config_.num_experts; ++e) set_loaded(e);
+}
+
+void Layer::set_loaded(int expert) {
+  loaded_count_.fetch_add(loaded_[expert] ? 0 : 1, std::memory_order_relaxed);
+  loaded_[expert] = 1;
+}
+
+Status Layer::check_loaded(const Routing& routing) const {
+  if (loaded_experts() == config_.num_experts) return Status::ok();
+  const int expert = workspace_->plan().first_missing(routing, loaded_.data());
+  if (expert < 0) return Status::ok();
+  return Status::invalid("expert " + std::to_string(expert) +
+                         " of this layer has no weights; load them, or mask the expert as one of the GPU");
 }
 
 Status Layer::decode_expert(int expert, float* gate, float* up, float* down) const {
@@ -220,6 +238,7 @@ Status Layer::forward(const ForwardArgs& args) {
   }
   const std::lock_guard lock(workspace_->mutex());
   workspace_->plan().leave_out(config_.num_experts, mask_.data(), args.skip);
+  KT_RETURN_IF_ERROR(check_loaded(args.routing));
   for (int t = 0; t < args.routing.tokens; t += chunk_tokens_) {
     const int tokens = std::min(chunk_tokens_, args.routing.tokens - t);
     const size_t row = static_cast<size_t>(t) * config_.hidden;

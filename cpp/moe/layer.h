@@ -49,20 +49,23 @@ class Layer {
   static Status create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config,
                        std::unique_ptr<Layer>* out);
 
-  // Packs one expert with all workers. Blocking.
+  // Packs one expert with all workers. Blocking; waits for a forward that runs.
   Status load_expert(int expert, const ExpertWeights& weights);
   // Random weights for measurements, about N(0, 1/K).
   void fill_random(uint64_t seed);
   // Weights as the kernels see them, f32 row-major: gate and up [I, H], down [H, I].
   Status decode_expert(int expert, float* gate, float* up, float* down) const;
 
-  // Allocates nothing. One forward at a time runs per workspace; others wait.
+  // Allocates nothing. One forward at a time runs per workspace; others wait. An error, before anything is computed,
+  // where an expert that is needed has no weights.
   Status forward(const ForwardArgs& args);
 
   // mask()[e] != 0: expert e is skipped. Read at the start of every forward.
   uint8_t* mask() { return mask_.data(); }
   const LayerConfig& config() const { return config_; }
   size_t expert_bytes() const;
+  // Experts that were given weights.
+  int loaded_experts() const { return loaded_count_.load(std::memory_order_relaxed); }
 
  private:
   friend struct ForwardPass;
@@ -82,6 +85,8 @@ class Layer {
   Status split();
   WorkspaceNeeds needs() const;
   const FormatKernels& kernels() const { return isa_->formats[static_cast<int>(config_.format)]; }
+  void set_loaded(int expert);
+  Status check_loaded(const Routing& routing) const;
   void pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int panel) const;
 
   std::shared_ptr<Workspace> workspace_;
@@ -90,6 +95,8 @@ class Layer {
   int chunk_tokens_;  // tokens of one pass; longer inputs take several
   std::vector<Shard> shards_;
   std::vector<uint8_t> mask_;
+  std::vector<uint8_t> loaded_;  // guarded by the workspace's mutex
+  std::atomic<int> loaded_count_{0};
 };
 
 }  // namespace kt

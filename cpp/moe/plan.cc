@@ -4,6 +4,16 @@
 #include <cstddef>
 
 namespace kt {
+namespace {
+
+// body(ids as what they are)
+template <class Body>
+auto with_ids(const Routing& routing, const Body& body) {
+  return routing.id_bytes == 4 ? body(static_cast<const int32_t*>(routing.ids))
+                               : body(static_cast<const int64_t*>(routing.ids));
+}
+
+}  // namespace
 
 void Plan::reserve(int num_experts, int max_pairs) {
   const auto grow = [](auto& vector, size_t size) {
@@ -24,16 +34,21 @@ void Plan::leave_out(int num_experts, const uint8_t* mask, const uint8_t* skip) 
 }
 
 void Plan::build(const Routing& routing) {
-  if (routing.id_bytes == 4) {
-    build_from(static_cast<const int32_t*>(routing.ids), routing);
-  } else {
-    build_from(static_cast<const int64_t*>(routing.ids), routing);
-  }
+  with_ids(routing, [&](const auto* ids) { build_from(ids, routing); });
+}
+
+int Plan::first_missing(const Routing& routing, const uint8_t* loaded) const {
+  const size_t count = static_cast<size_t>(routing.tokens) * routing.top_k;
+  return with_ids(routing, [&](const auto* ids) {
+    for (size_t i = 0; i < count; ++i) {
+      if (!skipped(ids[i]) && !loaded[ids[i]]) return static_cast<int>(ids[i]);
+    }
+    return -1;
+  });
 }
 
 template <class Id>
 void Plan::build_from(const Id* ids, const Routing& routing) {
-  const auto skipped = [&](Id id) { return id < 0 || id >= num_experts() || left_out_[id]; };
   slot_.assign(num_experts(), 0);
   const int count = routing.tokens * routing.top_k;
   for (int i = 0; i < count; ++i) {

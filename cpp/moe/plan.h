@@ -30,6 +30,8 @@ class Plan {
   // here and never again, because their owners may write to them while a forward runs.
   void leave_out(int num_experts, const uint8_t* mask, const uint8_t* skip);
   void build(const Routing& routing);
+  // The first expert that the routing names, is not left out, and has a 0 in `loaded`; -1 if there is none.
+  int first_missing(const Routing& routing, const uint8_t* loaded) const;
 
   int pairs() const { return begin_[active()]; }
   int active() const { return static_cast<int>(experts_.size()); }
@@ -45,6 +47,10 @@ class Plan {
  private:
   template <class Id>
   void build_from(const Id* ids, const Routing& routing);
+  template <class Id>
+  bool skipped(Id id) const {
+    return id < 0 || id >= num_experts() || left_out_[id];
+  }
   int num_experts() const { return static_cast<int>(left_out_.size()); }
 
   std::vector<int32_t> experts_, begin_, by_size_, tokens_, slot_;

@@ -115,6 +115,7 @@ class Case:
         seed=0,
         pool=None,
         activation=SILU,
+        load=None,
     ):
         self.shape = shape
         self.pool = pool or shared_pool(threads)
@@ -131,8 +132,8 @@ class Case:
             swiglu_alpha=activation.alpha,
         )
         self.original = [random_expert(shape, seed, expert) for expert in range(shape.experts)]
-        for expert, weights in enumerate(self.original):
-            self.layer.load_expert(expert, *weights)
+        for expert in range(shape.experts) if load is None else load:
+            self.layer.load_expert(expert, *self.original[expert])
 
     def decoded(self) -> list[Weights]:
         return [self.layer.decode_expert(expert) for expert in range(self.shape.experts)]

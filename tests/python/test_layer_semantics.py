@@ -222,18 +222,3 @@ def test_an_expert_can_be_loaded_again():
         case.layer.load_expert(expert, *weights)
     batch = random_batch(SHAPE, 5)
     assert np.array_equal(case.run(*batch), other.run(*batch))
-
-
-@pytest.mark.parametrize("weight_format", FORMATS)
-def test_experts_that_were_never_loaded_give_zeros(weight_format):
-    case = Case(SHAPE, weight_format)
-    case.layer = _core.MoELayer(
-        case.pool,
-        format=weight_format,
-        num_experts=SHAPE.experts,
-        top_k=SHAPE.top_k,
-        hidden_size=SHAPE.hidden,
-        intermediate_size=SHAPE.intermediate,
-        max_tokens=8,
-    )
-    assert (from_bf16(case.run(*random_batch(SHAPE, 8))) == 0).all()
