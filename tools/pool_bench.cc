@@ -40,8 +40,7 @@ void job(void* context, const kt::Worker& worker) {
 }
 
 kt::Status task(void* context) {
-  static_cast<const Case*>(context)->pool->run(job, context);
-  return kt::Status::ok();
+  return static_cast<const Case*>(context)->pool->run(job, context);
 }
 
 void measure(const char* name, Case c, int calls) {
@@ -51,7 +50,7 @@ void measure(const char* name, Case c, int calls) {
     if (c.gap_us > 0) usleep(c.gap_us);
     const int64_t start_ns = kt::monotonic_ns();
     if (c.queue == nullptr) {
-      c.pool->run(job, &c);
+      (void)c.pool->run(job, &c);
     } else {
       c.queue->submit(task, &c);
       (void)c.queue->sync();

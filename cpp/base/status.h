@@ -14,7 +14,7 @@ class [[nodiscard]] Status {
   static Status ok() { return {}; }
   // The caller passed something wrong (ValueError in Python).
   static Status invalid(std::string message) { return {Code::invalid, std::move(message)}; }
-  // This build or this CPU cannot do it (RuntimeError in Python; ImportError at import).
+  // This build, CPU or process cannot do it (RuntimeError in Python; ImportError at import).
   static Status unsupported(std::string message) { return {Code::unsupported, std::move(message)}; }
   // The operating system refused: memory, threads, files (OSError or MemoryError in Python).
   static Status system(std::string message) { return {Code::system, std::move(message)}; }

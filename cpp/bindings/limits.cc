@@ -36,19 +36,15 @@ void check_seconds(double seconds) {
 kt::ReadProbe make_probe(kt::Pool& pool, double gigabytes) {
   if (!(gigabytes > 0 && gigabytes <= 1024)) throw nb::value_error("gigabytes must be above 0 and at most 1024");
   kt::ReadProbe probe;
-  kt::Status status;
-  {
-    nb::gil_scoped_release released;
-    status = kt::ReadProbe::create(pool, static_cast<size_t>(gigabytes * 1e9), &probe);
-  }
-  raise(status);
+  raise_of([&] { return kt::ReadProbe::create(pool, static_cast<size_t>(gigabytes * 1e9), &probe); });
   return probe;
 }
 
 double read_bandwidth(const kt::ReadProbe& probe, double seconds) {
   check_seconds(seconds);
-  nb::gil_scoped_release released;
-  return probe.measure(kt::active()->limits, seconds) / 1e9;
+  double bytes_per_s = 0;
+  raise_of([&] { return probe.measure(kt::active()->limits, seconds, &bytes_per_s); });
+  return bytes_per_s / 1e9;
 }
 
 std::optional<double> peak(kt::Pool& pool, const std::string& name, double seconds) {
@@ -58,8 +54,9 @@ std::optional<double> peak(kt::Pool& pool, const std::string& name, double secon
     if (name == unit.name) {
       const kt::PeakLoop loop = kt::active()->limits.*unit.loop;
       if (!loop) return std::nullopt;
-      nb::gil_scoped_release released;
-      return kt::measure_peak(pool, loop, seconds);
+      double ops_per_s = 0;
+      raise_of([&] { return kt::measure_peak(pool, loop, seconds, &ops_per_s); });
+      return ops_per_s;
     }
     known += known.empty() ? "" : ", ";
     known += unit.name;

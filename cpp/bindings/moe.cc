@@ -99,12 +99,11 @@ void load_expert(kt::Layer& layer, int expert, const WeightArray& gate, const We
   const int H = layer.config().hidden, I = layer.config().intermediate;
   const kt::ExpertWeights weights{weights_of("gate", gate, I, H), weights_of("up", up, I, H),
                                   weights_of("down", down, H, I)};
-  kt::Status status;
-  {
-    nb::gil_scoped_release released;
-    status = layer.load_expert(expert, weights);
-  }
-  raise(status);
+  raise_of([&] { return layer.load_expert(expert, weights); });
+}
+
+void fill_random(kt::Layer& layer, uint64_t seed) {
+  raise_of([&] { return layer.fill_random(seed); });
 }
 
 nb::ndarray<nb::numpy, float> matrix(int rows, int columns, float** data) {
@@ -132,12 +131,7 @@ void forward(kt::Layer& layer, int tokens, uintptr_t ids, uintptr_t weights, uin
                        reinterpret_cast<uint16_t*>(output),
                        reinterpret_cast<const uint16_t*>(incremental ? output : addend),
                        reinterpret_cast<const uint8_t*>(skip)};
-  kt::Status status;
-  {
-    nb::gil_scoped_release released;
-    status = layer.forward(args);
-  }
-  raise(status);
+  raise_of([&] { return layer.forward(args); });
 }
 
 }  // namespace
@@ -156,8 +150,7 @@ void bind_moe(nb::module_& m) {
            "swiglu_alpha"_a = 0.0f, nb::keep_alive<0, 2>())  // 1 is the class: new_ makes a __new__
       .def("load_expert", &load_expert, "expert"_a, "gate"_a, "up"_a, "down"_a,
            "Packs one expert: bf16 gate and up [I, H], down [H, I].")
-      .def("fill_random", &kt::Layer::fill_random, "seed"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Random weights in every expert, for measurements.")
+      .def("fill_random", &fill_random, "seed"_a, "Random weights in every expert, for measurements.")
       .def("decode_expert", &decode_expert, "expert"_a, "The weights as the kernels see them: f32 gate, up, down.")
       .def("forward", &forward, "n_tokens"_a, "ids"_a, "weights"_a, "input"_a, "output"_a, "incremental"_a = false,
            nb::kw_only(), "addend"_a = 0, "id_bytes"_a = 8, "skip"_a = 0,

@@ -20,3 +20,14 @@ inline void raise(const kt::Status& status) {
   }
   throw nanobind::python_error();
 }
+
+// Raises what body() returns; while it runs, other Python threads do too.
+template <class Body>
+void raise_of(const Body& body) {
+  kt::Status status;
+  {
+    nanobind::gil_scoped_release released;
+    status = body();
+  }
+  raise(status);
+}

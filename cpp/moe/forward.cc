@@ -233,11 +233,11 @@ struct ForwardPass {
   }
 };
 
-void run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args) {
+Status run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args) {
   workspace.plan().build(args.routing);
   ForwardPass pass(layer, workspace, args);
-  workspace.pool().run([](void* context, const Worker& worker) { static_cast<ForwardPass*>(context)->work(worker); },
-                       &pass);
+  return workspace.pool().run(
+      [](void* context, const Worker& worker) { static_cast<ForwardPass*>(context)->work(worker); }, &pass);
 }
 
 }  // namespace kt

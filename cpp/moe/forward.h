@@ -21,6 +21,6 @@ constexpr size_t hidden_pitch(int shard_size) { return static_cast<size_t>(padde
 constexpr int down_panels_max(const IsaTable& isa) { return isa.max_panels / 4; }
 
 // Of the experts that the workspace's plan does not leave out.
-void run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args);
+Status run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args);
 
 }  // namespace kt

@@ -50,6 +50,7 @@ Layer::Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const La
 Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config,
                      std::unique_ptr<Layer>* out) {
   KT_RETURN_IF_ERROR(check(config));
+  KT_RETURN_IF_ERROR(workspace->pool().usable());
   std::unique_ptr<Layer> layer(new Layer(std::move(workspace), isa, config));
   KT_RETURN_IF_ERROR(layer->split());
   KT_RETURN_IF_ERROR(layer->workspace_->ensure(layer->needs()));
@@ -137,8 +138,9 @@ Status Layer::load_expert(int expert, const ExpertWeights& weights) {
     int expert;
     ExpertWeights weights;
   } context{this, expert, weights};
+  KT_RETURN_IF_ERROR(workspace_->pool().usable());
   const std::lock_guard lock(workspace_->mutex());
-  workspace_->pool().run(
+  const Status packed = workspace_->pool().run(
       [](void* c, const Worker& worker) {
         const Context& job = *static_cast<Context*>(c);
         const Shard& shard = job.layer->shards_[worker.node];
@@ -147,17 +149,18 @@ Status Layer::load_expert(int expert, const ExpertWeights& weights) {
           job.layer->pack_panel(shard, job.expert, job.weights, p);
       },
       &context);
-  set_loaded(expert);
-  return Status::ok();
+  if (packed.is_ok()) set_loaded(expert);
+  return packed;
 }
 
-void Layer::fill_random(uint64_t seed) {
+Status Layer::fill_random(uint64_t seed) {
   struct Context {
     Layer* layer;
     uint64_t seed;
   } context{this, seed};
+  KT_RETURN_IF_ERROR(workspace_->pool().usable());
   const std::lock_guard lock(workspace_->mutex());
-  workspace_->pool().run(
+  const Status packed = workspace_->pool().run(
       [](void* c, const Worker& worker) {
         const Context& job = *static_cast<Context*>(c);
         const Layer& layer = *job.layer;
@@ -182,7 +185,8 @@ void Layer::fill_random(uint64_t seed) {
         }
       },
       &context);
-  for (int e = 0; e < config_.num_experts; ++e) set_loaded(e);
+  for (int e = 0; packed.is_ok() && e < config_.num_experts; ++e) set_loaded(e);
+  return packed;
 }
 
 void Layer::set_loaded(int expert) {
@@ -236,15 +240,19 @@ Status Layer::forward(const ForwardArgs& args) {
   if (args.routing.id_bytes != 4 && args.routing.id_bytes != 8) {
     return Status::invalid("ids have " + std::to_string(args.routing.id_bytes) + " bytes; pass int32 (4) or int64 (8)");
   }
+  KT_RETURN_IF_ERROR(workspace_->pool().usable());
   const std::lock_guard lock(workspace_->mutex());
   workspace_->plan().leave_out(config_.num_experts, mask_.data(), args.skip);
   KT_RETURN_IF_ERROR(check_loaded(args.routing));
   for (int t = 0; t < args.routing.tokens; t += chunk_tokens_) {
     const int tokens = std::min(chunk_tokens_, args.routing.tokens - t);
     const size_t row = static_cast<size_t>(t) * config_.hidden;
-    run_forward(
-        *this, *workspace_,
-        {args.routing.part(t, tokens), args.input + row, args.output + row, args.addend ? args.addend + row : nullptr});
+    ForwardArgs pass = args;
+    pass.routing = args.routing.part(t, tokens);
+    pass.input += row;
+    pass.output += row;
+    if (pass.addend) pass.addend += row;
+    KT_RETURN_IF_ERROR(run_forward(*this, *workspace_, pass));
   }
   return Status::ok();
 }

@@ -49,10 +49,11 @@ class Layer {
   static Status create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config,
                        std::unique_ptr<Layer>* out);
 
-  // Packs one expert with all workers. Blocking; waits for a forward that runs.
+  // Packs one expert with all workers. Blocking; waits for a forward that runs. This, fill_random and forward are
+  // errors in a child forked after the pool was made.
   Status load_expert(int expert, const ExpertWeights& weights);
   // Random weights for measurements, about N(0, 1/K).
-  void fill_random(uint64_t seed);
+  Status fill_random(uint64_t seed);
   // Weights as the kernels see them, f32 row-major: gate and up [I, H], down [H, I].
   Status decode_expert(int expert, float* gate, float* up, float* down) const;
 

@@ -17,12 +17,12 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 // Wall time of body(worker) on all workers, from the moment all have arrived until the last is done: waking the pool is
 // not part of a limit.
 template <typename Body>
-double timed_run(Pool& pool, const Body& body) {
+Status timed_run(Pool& pool, const Body& body, double* seconds) {
   struct Context {
     const Body* body;
     Clock::time_point start, end;
   } context{&body, {}, {}};
-  pool.run(
+  KT_RETURN_IF_ERROR(pool.run(
       [](void* p, const Worker& worker) {
         auto& context = *static_cast<Context*>(p);
         worker.barrier();
@@ -31,19 +31,22 @@ double timed_run(Pool& pool, const Body& body) {
         worker.barrier();
         if (worker.global == 0) context.end = Clock::now();
       },
-      &context);
-  return seconds_between(context.start, context.end);
+      &context));
+  *seconds = seconds_between(context.start, context.end);
+  return Status::ok();
 }
 
 // The best of the rounds that fit into `seconds`, at least three: interference can only make a round slower.
 template <typename Body>
-double best_run(Pool& pool, double seconds, const Body& body) {
+Status best_run(Pool& pool, double seconds, const Body& body, double* best) {
   const Clock::time_point start = Clock::now();
-  double best = timed_run(pool, body);
+  KT_RETURN_IF_ERROR(timed_run(pool, body, best));
   for (int round = 1; round < 3 || seconds_between(start, Clock::now()) < seconds; ++round) {
-    best = std::min(best, timed_run(pool, body));
+    double taken;
+    KT_RETURN_IF_ERROR(timed_run(pool, body, &taken));
+    *best = std::min(*best, taken);
   }
-  return best;
+  return Status::ok();
 }
 
 }  // namespace
@@ -59,26 +62,35 @@ Status ReadProbe::create(Pool& pool, size_t bytes, ReadProbe* out) {
     KT_RETURN_IF_ERROR(NumaBuffer::allocate(probe.slice_bytes_ * node.threads, node.numa_id, &probe.buffers_[i]));
   }
   // Written once: untouched pages would all be the one zero page, which lives in the cache.
-  timed_run(pool, [&](const Worker& worker) { std::memset(probe.slice(worker), 1, probe.slice_bytes_); });
+  double unused;
+  const auto write = [&](const Worker& worker) { std::memset(probe.slice(worker), 1, probe.slice_bytes_); };
+  KT_RETURN_IF_ERROR(timed_run(pool, write, &unused));
   *out = std::move(probe);
   return Status::ok();
 }
 
-double ReadProbe::measure(const LimitLoops& loops, double seconds) const {
-  const double best =
-      best_run(*pool_, seconds, [&](const Worker& worker) { loops.read_stream(slice(worker), slice_bytes_); });
-  return static_cast<double>(slice_bytes_) * pool_->total_threads() / best;
+Status ReadProbe::measure(const LimitLoops& loops, double seconds, double* bytes_per_s) const {
+  double best;
+  const auto read = [&](const Worker& worker) { loops.read_stream(slice(worker), slice_bytes_); };
+  KT_RETURN_IF_ERROR(best_run(*pool_, seconds, read, &best));
+  *bytes_per_s = static_cast<double>(slice_bytes_) * pool_->total_threads() / best;
+  return Status::ok();
 }
 
-double measure_peak(Pool& pool, PeakLoop loop, double seconds) {
+Status measure_peak(Pool& pool, PeakLoop loop, double seconds, double* ops_per_s) {
   // Rounds long enough to hide the barriers (about 1 us) and short enough that some are undisturbed.
   constexpr double kRoundSeconds = 0.005;
   uint64_t iterations = 1000;
   const auto body = [&](const Worker&) { loop(iterations); };
-  while (iterations < (uint64_t{1} << 40) && timed_run(pool, body) < kRoundSeconds) iterations *= 2;
-
-  const double best = best_run(pool, seconds, body);
-  return static_cast<double>(loop(1)) * iterations * pool.total_threads() / best;
+  for (;; iterations *= 2) {
+    double round;
+    KT_RETURN_IF_ERROR(timed_run(pool, body, &round));
+    if (round >= kRoundSeconds || iterations >= (uint64_t{1} << 40)) break;
+  }
+  double best;
+  KT_RETURN_IF_ERROR(best_run(pool, seconds, body, &best));
+  *ops_per_s = static_cast<double>(loop(1)) * iterations * pool.total_threads() / best;
+  return Status::ok();
 }
 
 }  // namespace kt

@@ -29,7 +29,7 @@ class ReadProbe {
   static Status create(Pool& pool, size_t bytes, ReadProbe* out);
 
   // Bytes per second of the best round within `seconds` (three rounds at least).
-  double measure(const LimitLoops& loops, double seconds) const;
+  Status measure(const LimitLoops& loops, double seconds, double* bytes_per_s) const;
 
  private:
   uint8_t* slice(const Worker& worker) const { return buffers_[worker.node].data() + slice_bytes_ * worker.index; }
@@ -40,6 +40,6 @@ class ReadProbe {
 };
 
 // Operations per second of `loop` on all workers at once, best round within `seconds`.
-double measure_peak(Pool& pool, PeakLoop loop, double seconds);
+Status measure_peak(Pool& pool, PeakLoop loop, double seconds, double* ops_per_s);
 
 }  // namespace kt

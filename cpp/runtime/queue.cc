@@ -1,7 +1,6 @@
 #include "runtime/queue.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <bit>
 #include <cassert>
@@ -26,7 +25,6 @@ Queue::Queue(const QueueConfig& config)
     : mask_(std::bit_ceil(static_cast<uint64_t>(config.capacity)) - 1),
       slots_(std::make_unique<Slot[]>(mask_ + 1)),
       has_cpu_(config.cpu >= 0),
-      owner_(getpid()),
       wake_at_(kNobody) {
   idle_policy_.budget_ns = int64_t{config.spin_us} * 1000;
   sync_policy_.budget_ns = int64_t{config.sync_spin_us} * 1000;
@@ -51,7 +49,7 @@ Status Queue::create(const QueueConfig& config, std::unique_ptr<Queue>* out) {
 }
 
 Queue::~Queue() {
-  if (!started_ || getpid() != owner_) return;
+  if (!started_ || !owner_.is_this()) return;
   stop_.store(true, std::memory_order_relaxed);  // published by the gate
   {
     const std::lock_guard<std::mutex> lock(submit_mutex_);
@@ -62,6 +60,7 @@ Queue::~Queue() {
 }
 
 bool Queue::try_submit(Task task, void* context) {
+  if (!owner_.is_this()) return false;
   {
     const std::lock_guard<std::mutex> lock(submit_mutex_);
     const uint64_t index = submitted_.load(std::memory_order_relaxed);
@@ -75,13 +74,14 @@ bool Queue::try_submit(Task task, void* context) {
 }
 
 void Queue::submit(Task task, void* context) {
-  while (!try_submit(task, context)) {
+  while (!try_submit(task, context) && owner_.is_this()) {
     // Full when read, or fuller by now: the slot of task `submitted` is free once task `submitted - capacity` is done.
     wait_finished(submitted_.load(std::memory_order_acquire) - mask_);
   }
 }
 
 Status Queue::sync(int allow_n_pending) {
+  KT_RETURN_IF_ERROR(owner_.check("queue"));
   const uint64_t submitted = submitted_.load(std::memory_order_acquire);
   const uint64_t allowed = allow_n_pending > 0 ? static_cast<uint64_t>(allow_n_pending) : 0;
   if (submitted > allowed) wait_finished(submitted - allowed);

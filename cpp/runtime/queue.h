@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "threads/gate.h"
+#include "threads/process.h"
 
 namespace kt {
 
@@ -35,13 +36,15 @@ class Queue {
 
   // From any thread but the queue's own, also from a CUDA host callback: no allocation, one short lock among
   // submitters, at most one system call (when the thread is parked). `context` must live until the task has run.
-  // When `capacity` tasks are pending it waits for one to finish.
+  // When `capacity` tasks are pending it waits for one to finish. In a child forked after the queue was made it does
+  // nothing: there is no thread to run the task, and sync() says so.
   void submit(Task task, void* context);
-  // False instead of waiting. This one a task may call too.
+  // False instead of waiting, and in a forked child. This one a task may call too.
   bool try_submit(Task task, void* context);
 
   // Waits until at most `allow_n_pending` of the tasks submitted before this call are unfinished. Returns, once, the
-  // first error since the last sync. Not from a task: it would wait for itself.
+  // first error since the last sync; in a forked child always the error that the thread is missing. Not from a task: it
+  // would wait for itself.
   Status sync(int allow_n_pending = 0);
 
   int pending() const;
@@ -69,7 +72,7 @@ class Queue {
   bool has_cpu_ = false;           // a CPU was named, so the thread is meant to have it alone
   bool started_ = false;
   bool pinned_ = false;
-  int owner_ = 0;  // process that has the thread; a forked child has not
+  OwnerProcess owner_;
 
   alignas(128) std::mutex submit_mutex_;
   std::atomic<uint64_t> submitted_{0};

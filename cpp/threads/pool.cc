@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cassert>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "threads/gate.h"
+#include "threads/process.h"
 #include "threads/thread.h"
 
 namespace kt {
@@ -71,7 +71,7 @@ struct Pool::Impl {
   SpinPolicy barrier_policy;
   CpuMask foreign_cpus;  // pinned by workers other than 0
   int home_cpu = -1;     // named for worker 0
-  pid_t owner = 0;       // a forked child has the memory of a pool but not its threads
+  OwnerProcess owner;
 };
 
 bool Pool::Impl::arrive(Group& group) {
@@ -175,7 +175,7 @@ Status Pool::Impl::start_threads(Pool* pool) {
 }
 
 void Pool::Impl::stop_threads() {
-  if (getpid() != owner) return;
+  if (!owner.is_this()) return;
   start(nullptr, nullptr);
   for (const Thread& thread : threads) pthread_join(thread.handle, nullptr);
 }
@@ -215,7 +215,6 @@ Status Pool::create(const PoolConfig& config, std::unique_ptr<Pool>* out) {
   out->reset();
   KT_RETURN_IF_ERROR(check(config));
   auto impl = std::make_unique<Impl>();
-  impl->owner = getpid();
   impl->nodes = config.nodes;
   impl->group_count = static_cast<int>(config.nodes.size());
   impl->groups = std::make_unique<Impl::Group[]>(config.nodes.size());
@@ -236,7 +235,10 @@ Status Pool::create(const PoolConfig& config, std::unique_ptr<Pool>* out) {
   return Status::ok();
 }
 
-void Pool::run(Job job, void* context) {
+Status Pool::usable() const { return impl_->owner.check("pool"); }
+
+Status Pool::run(Job job, void* context) {
+  KT_RETURN_IF_ERROR(usable());
   Impl& impl = *impl_;
 #ifndef NDEBUG
   assert(running_pool != this && "run() inside a job of the same pool");
@@ -259,6 +261,7 @@ void Pool::run(Job job, void* context) {
 #ifndef NDEBUG
   running_pool = outer;
 #endif
+  return Status::ok();
 }
 
 int Pool::total_threads() const { return impl_->total; }

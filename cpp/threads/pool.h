@@ -50,7 +50,11 @@ class Pool {
   //
   // The caller's affinity stays as it is. When it happens to stand on the CPU of another worker it is moved once to the
   // CPU named for worker 0, because two workers on one core would take turns at every barrier.
-  void run(Job job, void* context);
+  //
+  // An error, and the job not run, in a child forked after the pool was made: the workers are not there.
+  Status run(Job job, void* context);
+  // The error run() would return, for whoever takes locks of his own before.
+  Status usable() const;
 
   int total_threads() const;
   int node_count() const;

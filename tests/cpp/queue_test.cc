@@ -1,6 +1,7 @@
 #include "runtime/queue.h"
 
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -244,7 +245,7 @@ KT_TEST(queue_drives_a_pool) {
   for (int i = 0; i < 500; ++i) {
     queue->submit(
         [](void* context) {
-          static_cast<Sum*>(context)->pool->run(
+          return static_cast<Sum*>(context)->pool->run(
               [](void* inner, const kt::Worker& w) {
                 auto& s = *static_cast<Sum*>(inner);
                 s.parts[w.global] = w.global + 1;
@@ -252,13 +253,32 @@ KT_TEST(queue_drives_a_pool) {
                 if (w.global == 0) s.total += s.parts[0] + s.parts[1];
               },
               context);
-          return Status::ok();
         },
         &sum);
     if (i % 3 == 0) KT_CHECK(queue->sync(1).is_ok());
   }
   KT_CHECK(queue->sync().is_ok());
   KT_CHECK(sum.total == 1500);
+}
+
+KT_TEST(queue_refuses_a_forked_child_and_can_be_destroyed_there) {
+  auto queue = make_queue();
+  int count = 0;
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);  // a child that waits for a thread it does not have is killed
+    queue->submit(count_up, &count);
+    const bool refused = !queue->try_submit(count_up, &count);
+    const Status status = queue->sync();
+    const bool said = status.code() == Status::Code::unsupported && status.message().find("fork") != std::string::npos;
+    queue.reset();
+    _exit(refused && said && count == 0 ? 0 : 1);
+  }
+  int status = -1;
+  KT_CHECK(waitpid(child, &status, 0) == child);
+  KT_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  queue->submit(count_up, &count);
+  KT_CHECK(queue->sync().is_ok() && count == 1);
 }
 
 KT_TEST(queue_refuses_nonsense) {

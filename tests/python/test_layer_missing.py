@@ -27,7 +27,7 @@ def test_an_expert_without_weights_is_named_and_nothing_is_written(threads, dtyp
     ids[8, 2] = MISSING
     old = np.full(x.shape, 0x4242, np.uint16)
     out = old.copy()
-    with pytest.raises(ValueError, match="^expert 3 of this layer has no weights; load them, or mask the expert"):
+    with pytest.raises(ValueError, match=r"^expert 3 of this layer has no weights; load them, or mask the expert"):
         case.layer.forward(9, *(a.ctypes.data for a in (ids, weights, x, out)), id_bytes=ids.itemsize)
     assert np.array_equal(out, old)
     ids[8, 2] = 0
