@@ -5,6 +5,7 @@ namespace nb = nanobind;
 
 void bind_cpu(nb::module_& m);
 void bind_moe(nb::module_& m);
+void bind_runtime(nb::module_& m);
 void bind_limits(nb::module_& m);
 
 NB_MODULE(_core, m) {
@@ -14,5 +15,6 @@ NB_MODULE(_core, m) {
   m.attr("__version__") = KT_VERSION;
   bind_cpu(m);
   bind_moe(m);
+  bind_runtime(m);
   bind_limits(m);
 }

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
 #include <limits>
@@ -16,6 +17,8 @@ namespace {
 
 constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
 constexpr int kMaxCapacity = 1 << 20;
+// A thread that naps 1 ms at a time uses 0.3 % of a core; a bell that rings meanwhile is heard that much later.
+constexpr int64_t kShortestNapNs = 50'000, kLongestNapNs = 1'000'000;
 
 static_assert(std::is_same_v<pthread_t, unsigned long>);
 
@@ -80,11 +83,15 @@ void Queue::submit(Task task, void* context) {
   }
 }
 
-Status Queue::sync(int allow_n_pending) {
-  KT_RETURN_IF_ERROR(owner_.check("queue"));
+void Queue::wait(int allow_n_pending) {
   const uint64_t submitted = submitted_.load(std::memory_order_acquire);
   const uint64_t allowed = allow_n_pending > 0 ? static_cast<uint64_t>(allow_n_pending) : 0;
   if (submitted > allowed) wait_finished(submitted - allowed);
+}
+
+Status Queue::sync(int allow_n_pending) {
+  KT_RETURN_IF_ERROR(usable());
+  wait(allow_n_pending);
   if (!has_error_.load(std::memory_order_acquire)) return Status::ok();
   const std::lock_guard<std::mutex> lock(error_mutex_);
   has_error_.store(false, std::memory_order_relaxed);
@@ -126,17 +133,77 @@ void Queue::finish(uint64_t finished, Status status) {
   }
 }
 
+void Queue::add_bell(std::atomic<uint32_t>* word, Ring ring, void* context) {
+  {
+    const std::lock_guard<std::mutex> lock(bells_mutex_);
+    bells_.push_back({word, ring, context});
+    has_bells_.store(true, std::memory_order_release);
+  }
+  expect_bell();
+}
+
+void Queue::remove_bell(const std::atomic<uint32_t>* word) {
+  const std::lock_guard<std::mutex> lock(bells_mutex_);
+  std::erase_if(bells_, [&](const Bell& bell) { return bell.word == word; });
+  has_bells_.store(!bells_.empty(), std::memory_order_release);
+}
+
+void Queue::expect_bell() {
+  {
+    const std::lock_guard<std::mutex> lock(submit_mutex_);
+    work_.bump();
+  }
+  work_.wake();
+}
+
+bool Queue::bell_rings() {
+  if (!has_bells_.load(std::memory_order_acquire)) return false;
+  const std::lock_guard<std::mutex> lock(bells_mutex_);
+  for (const Bell& bell : bells_) {
+    if (bell.word->load(std::memory_order_relaxed) != 0) return true;
+  }
+  return false;
+}
+
+bool Queue::answer_bell() {
+  if (!has_bells_.load(std::memory_order_acquire)) return false;
+  Bell rung{};
+  uint32_t value = 0;
+  {
+    const std::lock_guard<std::mutex> lock(bells_mutex_);
+    for (const Bell& bell : bells_) {
+      value = bell.word->load(std::memory_order_acquire);
+      if (value == 0) continue;
+      bell.word->store(0, std::memory_order_relaxed);
+      rung = bell;
+      break;
+    }
+  }
+  if (value == 0) return false;
+  rung.ring(rung.context, value);
+  return true;
+}
+
+void Queue::wait_for_work(uint32_t seen) {
+  const auto ready = [&] { return work_.epoch() != seen || bell_rings(); };
+  if (spin_until(ready, idle_policy_)) return;
+  for (int64_t nap_ns = kShortestNapNs; !ready(); nap_ns = std::min(2 * nap_ns, kLongestNapNs)) {
+    if (!has_bells_.load(std::memory_order_acquire)) return work_.wait(seen, SpinPolicy{});
+    work_.sleep_for(seen, nap_ns);
+  }
+}
+
 void Queue::loop() {
   uint64_t next = 0;
   for (;;) {
     const uint32_t seen = work_.epoch();  // before the look at the ring: a submit after it ends the wait
-    if (next == submitted_.load(std::memory_order_acquire)) {
+    if (next != submitted_.load(std::memory_order_acquire)) {
+      const Slot slot = slots_[next & mask_];
+      finish(++next, slot.task(slot.context));
+    } else if (!answer_bell()) {
       if (stop_.load(std::memory_order_relaxed)) return;
-      work_.wait(seen, idle_policy_);
-      continue;
+      wait_for_work(seen);
     }
-    const Slot slot = slots_[next & mask_];
-    finish(++next, slot.task(slot.context));
   }
 }
 

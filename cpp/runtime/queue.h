@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "base/status.h"
 #include "threads/gate.h"
@@ -42,11 +43,25 @@ class Queue {
   // False instead of waiting, and in a forked child. This one a task may call too.
   bool try_submit(Task task, void* context);
 
+  // A word that someone who cannot call submit() writes: a GPU. Whenever it is not 0 the queue's thread sets it to 0
+  // and calls ring(context, value). While there are bells an idle thread looks at them every millisecond at least,
+  // after the time in which it spins.
+  using Ring = void (*)(void* context, uint32_t value);
+  void add_bell(std::atomic<uint32_t>* word, Ring ring, void* context);
+  // Nobody may write to it any more; a ring() that has begun may still run.
+  void remove_bell(const std::atomic<uint32_t>* word);
+  // A bell is about to be rung: the thread spins for it as if it had just been busy.
+  void expect_bell();
+
   // Waits until at most `allow_n_pending` of the tasks submitted before this call are unfinished. Returns, once, the
   // first error since the last sync; in a forked child always the error that the thread is missing. Not from a task: it
   // would wait for itself.
   Status sync(int allow_n_pending = 0);
+  // The same, leaving the error to the next sync.
+  void wait(int allow_n_pending = 0);
 
+  // An error in a process forked after the queue was made: its thread is not there.
+  Status usable() const { return owner_.check("queue"); }
   int pending() const;
   bool pinned() const { return pinned_; }
   // Whether the thread sleeps in the kernel, for tests and for `doctor`.
@@ -59,8 +74,17 @@ class Queue {
   };
 
   explicit Queue(const QueueConfig& config);
+  struct Bell {
+    std::atomic<uint32_t>* word;
+    Ring ring;
+    void* context;
+  };
+
   static void* thread_main(void* argument);
   void loop();
+  bool answer_bell();
+  bool bell_rings();
+  void wait_for_work(uint32_t seen);
   void finish(uint64_t finished, Status status);
   void wait_finished(uint64_t target);
 
@@ -78,6 +102,10 @@ class Queue {
   std::atomic<uint64_t> submitted_{0};
   std::atomic<bool> stop_{false};
   alignas(128) Gate work_;  // advanced by submitters, watched by the thread
+
+  std::mutex bells_mutex_;  // uncontended: 15 ns in a look at all bells
+  std::vector<Bell> bells_;
+  std::atomic<bool> has_bells_{false};
 
   alignas(128) std::atomic<uint64_t> finished_{0};
   // The smallest count somebody sleeps for: the thread makes no system call before it is reached, so sync(0) after 60

@@ -29,6 +29,16 @@ void Gate::sleep(uint32_t old) {
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+bool Gate::sleep_for(uint32_t old, int64_t ns) {
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  const timespec timeout{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  if (epoch_.load(std::memory_order_seq_cst) == old) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&epoch_), FUTEX_WAIT_PRIVATE, old, &timeout, nullptr, 0);
+  }
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  return epoch() != old;
+}
+
 void Gate::wake_sleepers() {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&epoch_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }

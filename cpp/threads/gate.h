@@ -81,6 +81,9 @@ class Gate {
     if (!spin_until([&] { return epoch() != old; }, policy)) sleep(old);
   }
 
+  // The same without spinning, and for at most so long. False: the epoch is still `old`.
+  bool sleep_for(uint32_t old, int64_t ns);
+
   int sleepers() const { return sleepers_.load(std::memory_order_relaxed); }
 
  private:

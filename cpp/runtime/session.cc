@@ -1,0 +1,231 @@
+#include "runtime/session.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <utility>
+
+namespace kt {
+namespace {
+
+constexpr int kSmallestStage = 16;  // tokens
+
+// A graph's stages are as large as it needs. Others serve many sizes, so that a few are enough.
+int capacity_for(const StageOwner& owner, int tokens) {
+  if (owner.kind == StageOwner::Kind::capture) return std::max(1, tokens);
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(kSmallestStage, tokens))));
+}
+
+}  // namespace
+
+Session::~Session() {
+  if (!queue_->usable().is_ok()) return;
+  for (Entry& entry : stages_) free_entry(entry);  // every port has waited for its calls
+}
+
+void Session::add_layer(int layer_idx) {
+  const std::lock_guard lock(mutex_);
+  layers_.insert(std::upper_bound(layers_.begin(), layers_.end(), layer_idx), layer_idx);
+}
+
+void Session::remove_layer(int layer_idx) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::lower_bound(layers_.begin(), layers_.end(), layer_idx);
+  if (found != layers_.end() && *found == layer_idx) layers_.erase(found);
+}
+
+bool Session::is_last(int layer_idx) const {
+  const std::lock_guard lock(mutex_);
+  return layers_.empty() || layer_idx >= layers_.back();
+}
+
+Session::Entry* Session::find(const Stage* stage) {
+  for (Entry& entry : stages_) {
+    if (entry.stage.get() == stage) return &entry;
+  }
+  return nullptr;
+}
+
+void Session::free_entry(Entry& entry) {
+  if (entry.owner.kind != StageOwner::Kind::host) queue_->remove_bell(&entry.stage->bell());
+  entry.stage.reset();
+}
+
+Status Session::acquire(const StageOwner& owner, const cuda::Driver* driver, int tokens, bool deferring, Stage** out) {
+  const std::lock_guard lock(mutex_);
+  const auto usable = [&](const Entry& entry) {
+    const StageSize& size = entry.stage->size();
+    if (entry.users != 0 || entry.owner != owner || size.tokens < tokens || size.deferring < deferring) return false;
+    return !entry.abandoned ||
+           (owner.kind != StageOwner::Kind::capture && entry.stage->running.load(std::memory_order_acquire) == 0);
+  };
+  Entry* best = nullptr;
+  for (Entry& entry : stages_) {
+    if (usable(entry) && (!best || entry.stage->size().tokens < best->stage->size().tokens)) best = &entry;
+  }
+  if (!best) {
+    std::unique_ptr<Stage> stage;
+    KT_RETURN_IF_ERROR(Stage::create({capacity_for(owner, tokens), top_k_, hidden_, deferring}, driver, &stage));
+    if (owner.kind != StageOwner::Kind::host) queue_->add_bell(&stage->bell(), ring, this);
+    best = &stages_.emplace_back(std::move(stage), owner);
+  }
+  if (best->abandoned) best->stage->done().store(0, std::memory_order_relaxed);  // nobody waited for it
+  best->abandoned = false;
+  best->users = 1;
+  *out = best->stage.get();
+  return Status::ok();
+}
+
+void Session::release(Stage* stage) {
+  const std::lock_guard lock(mutex_);
+  if (Entry* entry = find(stage)) --entry->users;
+}
+
+void Session::abandon(Stage* stage) {
+  const std::lock_guard lock(mutex_);
+  if (Entry* entry = find(stage)) {
+    --entry->users;
+    entry->abandoned = true;
+  }
+}
+
+Status Session::take_deferred(const StageOwner& owner, int layer_idx, int tokens, Stage** out) {
+  *out = nullptr;
+  Left left{};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(left_.begin(), left_.end(), [&](const Left& l) { return l.owner == owner; });
+    if (found == left_.end()) return Status::ok();
+    left = *found;
+    left_.erase(found);
+  }
+  if (left.layer_idx < layer_idx && left.tokens == tokens) {
+    *out = left.stage;
+    return Status::ok();
+  }
+  abandon(left.stage);
+  if (left.layer_idx >= layer_idx) return Status::ok();  // a new pass: the one that left it was given up
+  return Status::invalid("layer " + std::to_string(left.layer_idx) + " deferred experts of " +
+                         std::to_string(left.tokens) + " tokens to the next layer, but layer " +
+                         std::to_string(layer_idx) + " was called with " + std::to_string(tokens) +
+                         "; call the layers of a pass with the same tokens, or set max_deferred_experts_per_token=0");
+}
+
+void Session::leave_deferred(const StageOwner& owner, int layer_idx, int tokens, Stage* stage) {
+  const std::lock_guard lock(mutex_);
+  left_.push_back({owner, layer_idx, tokens, stage});
+  ++find(stage)->users;
+}
+
+uint32_t Session::add_call(const Call& call, const StageOwner& owner) {
+  const std::lock_guard lock(mutex_);
+  if (free_calls_.empty()) {
+    Slot& slot = calls_.emplace_back();
+    slot.session = this;
+    slot.number = static_cast<uint32_t>(calls_.size());
+    free_calls_.push_back(slot.number);
+  }
+  const uint32_t number = free_calls_.back();
+  free_calls_.pop_back();
+  Slot& slot = calls_[number - 1];
+  slot.call = call;
+  slot.owner = owner;
+  slot.used = true;
+  if (owner.kind != StageOwner::Kind::capture) call.stage->running.fetch_add(1, std::memory_order_relaxed);
+  return number;
+}
+
+void Session::drop_call(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = calls_[number - 1];
+  if (slot.owner.kind != StageOwner::Kind::capture) slot.call.stage->running.fetch_sub(1, std::memory_order_release);
+  slot.used = false;
+  free_calls_.push_back(number);
+}
+
+void Session::finish_calls_of(const Layer* layer) {
+  const auto running = [&] {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(calls_.begin(), calls_.end(), [&](const Slot& slot) {
+      return slot.used && slot.call.layer == layer && slot.owner.kind != StageOwner::Kind::capture;
+    });
+  };
+  while (running()) yield_core();
+}
+
+void Session::submit(uint32_t number) { queue_->submit(run_task, call_context(number)); }
+
+void* Session::call_context(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  return &calls_[number - 1];
+}
+
+void Session::ring_call(void* call_context) {
+  const Slot& slot = *static_cast<Slot*>(call_context);
+  slot.call.stage->bell().store(slot.number, std::memory_order_release);
+  slot.session->queue_->expect_bell();
+}
+
+void Session::ring(void* session, uint32_t number) {
+  Session& self = *static_cast<Session*>(session);
+  Slot* slot;
+  {
+    const std::lock_guard lock(self.mutex_);
+    if (number > self.calls_.size()) return;
+    slot = &self.calls_[number - 1];
+  }
+  self.run_slot(*slot);
+}
+
+// The error is kept by the session or the stage; on the queue it would surface at somebody else's sync.
+Status Session::run_task(void* slot) {
+  static_cast<Slot*>(slot)->session->run_slot(*static_cast<Slot*>(slot));
+  return Status::ok();
+}
+
+void Session::run_slot(Slot& slot) {
+  Status status = run(slot.call);
+  Stage& stage = *slot.call.stage;
+  const std::lock_guard lock(mutex_);
+  if (!status.is_ok() && slot.owner.kind != StageOwner::Kind::host && error_.is_ok()) error_ = std::move(status);
+  if (slot.owner.kind == StageOwner::Kind::capture) return;
+  slot.used = false;
+  free_calls_.push_back(slot.number);
+  stage.running.fetch_sub(1, std::memory_order_release);
+}
+
+Status Session::take_error() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(error_, Status::ok());
+}
+
+void Session::end_lease(cuda::LeaseId lease) {
+  const std::lock_guard lock(mutex_);
+  const StageOwner owner{StageOwner::Kind::capture, lease};
+  for (Entry& entry : stages_) {
+    if (entry.owner == owner) free_entry(entry);
+  }
+  std::erase_if(stages_, [](const Entry& entry) { return !entry.stage; });
+  std::erase_if(left_, [&](const Left& left) { return left.owner == owner; });
+  for (Slot& slot : calls_) {
+    if (!slot.used || slot.owner != owner) continue;
+    slot.used = false;
+    free_calls_.push_back(slot.number);
+  }
+}
+
+void Session::clear_stages() {
+  const std::lock_guard lock(mutex_);
+  for (Entry& entry : stages_) {
+    const bool idle = entry.users == 0 && entry.stage->running.load(std::memory_order_acquire) == 0;
+    if (idle && entry.owner.kind == StageOwner::Kind::host) free_entry(entry);
+  }
+  std::erase_if(stages_, [](const Entry& entry) { return !entry.stage; });
+}
+
+size_t Session::stage_count() const {
+  const std::lock_guard lock(mutex_);
+  return stages_.size();
+}
+
+}  // namespace kt

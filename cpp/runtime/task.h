@@ -1,0 +1,32 @@
+// Forwards whose arguments are addresses, read when the task runs: the oldest interface, in which the caller owns every
+// buffer.
+#pragma once
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "cuda/driver.h"
+#include "moe/layer.h"
+#include "runtime/queue.h"
+
+namespace kt {
+
+struct ForwardTask {
+  Layer* layer;
+  uint64_t n_tokens;  // address of an int32
+  int top_k;
+  uint64_t ids;      // int64 [n][top_k]
+  uint64_t weights;  // f32 [n][top_k]
+  uint64_t input;    // bf16 [n][H]
+  uint64_t output;   // bf16 [n][H]
+  bool incremental;
+};
+
+// The task is copied; what it points to must live until it has run.
+Status submit(Queue& queue, const ForwardTask& task);
+// When the stream gets there. In a graph it runs at every replay.
+Status submit_on(Queue& queue, const cuda::Driver& driver, cuda::Stream stream, const ForwardTask& task);
+// Makes the stream wait until at most so many tasks are pending.
+Status sync_on(Queue& queue, const cuda::Driver& driver, cuda::Stream stream, int allow_n_pending);
+
+}  // namespace kt
