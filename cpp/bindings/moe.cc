@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/codes.h"
 #include "bindings/status.h"
 #include "kernels/dispatch.h"
 #include "moe/layer.h"
@@ -59,16 +60,8 @@ std::unique_ptr<kt::Pool> make_pool(const std::vector<int>& threads, const std::
 std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format, int num_experts, int top_k, int hidden,
                                       int intermediate, int max_tokens, const std::optional<std::string>& variant,
                                       float swiglu_limit, float swiglu_alpha) {
-  kt::LayerConfig config{
-      kt::Format::bf16, num_experts, top_k, hidden, intermediate, max_tokens, {swiglu_limit, swiglu_alpha}};
-  const std::optional<kt::Format> parsed = kt::format_by_name(format);
-  if (!parsed) {
-    std::string known;
-    for (int i = 0; i < kt::kFormatCount; ++i)
-      known += std::string(i ? ", " : "") + kt::format_name(static_cast<kt::Format>(i));
-    throw nb::value_error(("format '" + format + "' is unknown; the formats are: " + known).c_str());
-  }
-  config.format = *parsed;
+  kt::LayerConfig config{format_of(format),           num_experts, top_k, hidden, intermediate, max_tokens,
+                         {swiglu_limit, swiglu_alpha}};
   const kt::IsaTable* isa = kt::active();
   if (variant) raise(kt::select(variant->c_str(), &isa));
   std::unique_ptr<kt::Layer> layer;
@@ -144,7 +137,8 @@ void bind_moe(nb::module_& m) {
       .def_prop_ro("nodes", &kt::Pool::node_count)
       .def_prop_ro("parked_threads", &kt::Pool::parked_threads);
 
-  nb::class_<kt::Layer>(m, "MoELayer", "The routed experts of one layer, packed for this CPU.")
+  nb::class_<kt::Layer> layer(m, "MoELayer", "The routed experts of one layer, packed for this CPU.");
+  layer
       .def(nb::new_(&make_layer), "pool"_a, nb::kw_only(), "format"_a, "num_experts"_a, "top_k"_a, "hidden_size"_a,
            "intermediate_size"_a, "max_tokens"_a, "variant"_a = nb::none(), "swiglu_limit"_a = 0.0f,
            "swiglu_alpha"_a = 0.0f, nb::keep_alive<0, 2>())  // 1 is the class: new_ makes a __new__
@@ -163,6 +157,7 @@ void bind_moe(nb::module_& m) {
       .def_prop_ro(
           "mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },
           "Address of num_experts bytes; an expert whose byte is not 0 is skipped. Read at every forward.");
+  bind_codes(m, layer);
   m.def("formats", [] {
     std::vector<std::string> names;
     for (int i = 0; i < kt::kFormatCount; ++i) names.push_back(kt::format_name(static_cast<kt::Format>(i)));

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "base/status.h"
+#include "formats/codes.h"
 #include "formats/format.h"
 #include "kernels/kernel.h"
+#include "moe/coded_expert.h"
 #include "moe/workspace.h"
 #include "threads/numa_buffer.h"
 #include "threads/pool.h"
@@ -52,6 +54,10 @@ class Layer {
   // Packs one expert with all workers. Blocking; waits for a forward that runs. This, fill_random and forward are
   // errors in a child forked after the pool was made.
   Status load_expert(int expert, const ExpertWeights& weights);
+  // The same from codes of this layer's format, which are kept as they are (load_codes.cc tells the one exception).
+  Status load_codes(int expert, const CodedExpert& coded);
+  // Whether load_codes can take this layout in so many parts; looks at no address.
+  Status check_cut(const CodedExpert& coded) const;
   // Random weights for measurements, about N(0, 1/K).
   Status fill_random(uint64_t seed);
   // Weights as the kernels see them, f32 row-major: gate and up [I, H], down [H, I].
@@ -64,6 +70,7 @@ class Layer {
   // mask()[e] != 0: expert e is skipped. Read at the start of every forward.
   uint8_t* mask() { return mask_.data(); }
   const LayerConfig& config() const { return config_; }
+  Pool& pool() const { return workspace_->pool(); }
   size_t expert_bytes() const;
   // Experts that were given weights.
   int loaded_experts() const { return loaded_count_.load(std::memory_order_relaxed); }
@@ -89,6 +96,7 @@ class Layer {
   void set_loaded(int expert);
   Status check_loaded(const Routing& routing) const;
   void pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int panel) const;
+  void pack_coded_panel(const Shard& shard, int expert, const CodedExpert& coded, int panel, PanelCodes* codes) const;
 
   std::shared_ptr<Workspace> workspace_;
   const IsaTable* isa_;
