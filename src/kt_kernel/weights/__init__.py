@@ -1,0 +1,6 @@
+"""Where the weights of experts come from: checkpoints, converted files, tensors in memory."""
+
+from kt_kernel.weights.loading import load_layer, load_layer_from_tensors, save_layer
+from kt_kernel.weights.tensor_files import MissingTensorError
+
+__all__ = ["MissingTensorError", "load_layer", "load_layer_from_tensors", "save_layer"]

@@ -1,0 +1,100 @@
+"""Our own converted files: a layer per file, codes row by row, whatever machine will load them.
+
+layer-{L:05d}.safetensors holds, per expert e and projection p, blk.{L}.ffn_{p}_exps.{e}.* with
+  .weight  int8: I8 [N, K]; int4 and int4g: U8 [N, ceil(K / 2)], even k in the low nibble, code + 8
+  .scale   F32 [N]
+  .steps   int4g only: U8 [N, ceil(K / 32)]
+Experts are in logical order. All scales come first, so that they are aligned; then expert by expert the rest.
+"""
+
+from itertools import count
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from kt_kernel import _core
+from kt_kernel.weights.experts import PROJECTIONS, Sizes, count_consecutive
+from kt_kernel.weights.methods import wrong_method
+from kt_kernel.weights.tensor_files import TensorFiles
+
+VERSION = "1"
+
+Coded = tuple[np.ndarray, ...]  # codes, scales and, for int4g, steps of one projection
+
+
+def file_name(layer_idx: int) -> str:
+    return f"layer-{layer_idx:05d}.safetensors"
+
+
+def tensor_name(layer_idx: int, projection: str, expert: int, kind: str) -> str:
+    return f"blk.{layer_idx}.ffn_{projection}_exps.{expert}.{kind}"
+
+
+def metadata(weight_format: str) -> dict[str, str]:
+    return {"format": weight_format, "layout_version": VERSION}
+
+
+class Tensor(NamedTuple):
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * (4 if self.dtype == "F32" else 1)
+
+
+def tensors_of(weight_format: str, rows: int, depth: int) -> list[Tensor]:
+    """Of one projection, in the order that _core.quantise gives and load_codes takes."""
+    codes = Tensor("weight", "I8", (rows, depth))
+    if weight_format != "int8":
+        codes = Tensor("weight", "U8", (rows, -(-depth // 2)))
+    tensors = [codes, Tensor("scale", "F32", (rows,))]
+    if weight_format == "int4g":
+        tensors.append(Tensor("steps", "U8", (rows, -(-depth // 32))))
+    return tensors
+
+
+class CanonicalExperts:
+    def __init__(self, files: TensorFiles, layer_idx: int, weight_format: str, sizes: Sizes):
+        self._files, self._layer_idx, self._format, self._sizes = files, layer_idx, weight_format, sizes
+        first = tensor_name(layer_idx, "gate", 0, "weight")
+        self.where = str(files.file_of(first))
+        said = files.metadata_of(first)
+        if "layout_version" not in said or "format" not in said:
+            raise ValueError(
+                f"{self.where} does not say what its codes are (its metadata lacks format or layout_version), so "
+                "another program wrote it; convert the original weights"
+            )
+        if said["layout_version"] != VERSION:
+            raise ValueError(
+                f"{self.where} has layout version {said['layout_version']!r}, this kt-kernel reads {VERSION!r}: "
+                "convert the weights again, or use the kt-kernel that wrote them"
+            )
+        if said["format"] != weight_format:
+            raise wrong_method(self.where, said["format"], weight_format)
+        self.count = count_consecutive(tensor_name(layer_idx, "gate", e, "weight") in files for e in count())
+
+    def coded(self, projection: str, expert: int) -> Coded:
+        return tuple(
+            self._files.array(
+                tensor_name(self._layer_idx, projection, expert, tensor.kind), (tensor.dtype,), tensor.shape
+            )
+            for tensor in tensors_of(self._format, *self._sizes.shape(projection))
+        )
+
+    def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
+        layer.load_codes(slot, *([self.coded(projection, expert)] for projection in PROJECTIONS))
+
+    def will_need(self, expert: int) -> None:
+        self._files.will_need(tensor_name(self._layer_idx, p, expert, "weight") for p in PROJECTIONS)
+
+    def forget(self) -> None:
+        self._files.forget()
+
+    def __enter__(self) -> "CanonicalExperts":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._files.__exit__()

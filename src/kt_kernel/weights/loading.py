@@ -1,0 +1,171 @@
+"""Fills layers with experts, and converts them to files.
+
+Physical slot p of a layer gets logical expert physical_to_logical[p]. Files hold logical experts, so the map is applied
+at load only.
+"""
+
+import operator
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from kt_kernel import _core
+from kt_kernel.weights.canonical import CanonicalExperts, Coded, file_name, tensor_name
+from kt_kernel.weights.checkpoint import CheckpointExperts
+from kt_kernel.weights.experts import Experts, Sizes
+from kt_kernel.weights.methods import format_of
+from kt_kernel.weights.progress import Progress, Report
+from kt_kernel.weights.released import MergedExperts, TreeExperts
+from kt_kernel.weights.tensor_files import TensorFiles
+from kt_kernel.weights.tensors import TensorExperts
+from kt_kernel.weights.writer import LayerWriter
+
+StrPath = str | os.PathLike[str]
+
+
+def load_layer(
+    layer: "_core.MoELayer",
+    method: str,
+    path: StrPath,
+    layer_idx: int,
+    physical_to_logical: Iterable[int] | None = None,
+    skip: Iterable[bool] | None = None,
+    progress: Report | None = None,
+) -> None:
+    """Loads the experts of a layer from a folder or a file.
+
+    `path` holds converted weights (ours, or of kt-kernel 0.4 to 0.7), which are loaded as they are, or an original
+    checkpoint in bf16, f16 or f32, which is quantised for methods that quantise. Without a map slot p gets expert p.
+    Slots with skip[p] are left as they are. `progress(done, total)` replaces the bar that a terminal gets after a
+    second.
+    """
+    _check_format(layer, method)
+    with _open_experts(Path(path), layer_idx, layer.format, Sizes.of(layer)) as experts:
+        slots = _slots(layer, experts, physical_to_logical, skip)
+        order = sorted(slots)  # as files have them
+        with Progress(f"layer {layer_idx}", sum(map(len, slots.values())), progress) as bar:
+            for position, expert in enumerate(order):
+                if position + 1 < len(order):
+                    experts.will_need(order[position + 1])
+                for slot in slots[expert]:
+                    experts.load(layer, slot, expert)
+                    bar.advance()
+                experts.forget()
+
+
+def load_layer_from_tensors(
+    layer: "_core.MoELayer",
+    method: str,
+    gate: object,
+    up: object,
+    down: object,
+    physical_to_logical: Iterable[int] | None = None,
+    skip: Iterable[bool] | None = None,
+    save_to: StrPath | None = None,
+    layer_idx: int | None = None,
+    progress: Report | None = None,
+) -> Path | None:
+    """Loads the experts of a layer from gate and up [E, I, H] and down [E, H, I] in memory.
+
+    Tensors of torch on the CPU or of numpy, in bf16, f16 or f32. With `save_to` the experts are also written there, for
+    load_layer, and the layer gets exactly what the file holds; returns the file. On several nodes a layer that is not
+    saved differs from it a little: each node then scales its part of down by itself.
+    """
+    _check_format(layer, method)
+    experts = TensorExperts(gate, up, down, Sizes.of(layer))
+    slots = _slots(layer, experts, physical_to_logical, skip)
+    if save_to is None:
+        with Progress("experts", sum(map(len, slots.values())), progress) as bar:
+            for expert, slots_of_expert in sorted(slots.items()):
+                for slot in slots_of_expert:
+                    experts.load(layer, slot, expert)
+                    bar.advance()
+        return None
+    if layer_idx is None:
+        raise ValueError("save_to needs layer_idx: files are named after it")
+
+    def keep(expert: int, coded: list[Coded]) -> None:
+        for slot in slots.get(expert, ()):
+            layer.load_codes(slot, *([projection] for projection in coded))
+
+    return _convert(layer.pool, method, experts, Path(save_to), layer_idx, progress, keep)
+
+
+def save_layer(
+    pool: "_core.Pool",
+    method: str,
+    path: StrPath,
+    layer_idx: int,
+    save_to: StrPath,
+    progress: Report | None = None,
+) -> Path:
+    """Converts the experts of a layer of a bf16, f16 or f32 checkpoint and writes them into the folder `save_to`."""
+    with CheckpointExperts(TensorFiles(Path(path)), layer_idx) as experts:
+        return _convert(pool, method, experts, Path(save_to), layer_idx, progress, lambda *_: experts.forget())
+
+
+def _convert(pool, method, experts, folder: Path, layer_idx: int, progress: Report | None, keep) -> Path:
+    """Quantises all experts into a file; keep(expert, coded) sees each of them."""
+    weight_format = format_of(method)
+    if weight_format == "bf16":
+        raise ValueError(f"method {method} keeps weights as they are: there is nothing to convert or to save")
+    writer = LayerWriter(folder, layer_idx, weight_format, experts.count, experts.sizes)
+    with writer, Progress(f"layer {layer_idx}", experts.count, progress) as bar:
+        for expert in range(experts.count):
+            coded = [_core.quantise(pool, weight_format, matrix) for matrix in experts.matrices(expert)]
+            writer.write(expert, coded)
+            keep(expert, coded)
+            bar.advance()
+    return writer.path
+
+
+def _check_format(layer: "_core.MoELayer", method: str) -> None:
+    if layer.format != format_of(method):
+        raise ValueError(f"method {method} needs a layer of {format_of(method)}; this one is {layer.format}")
+
+
+def _open_experts(path: Path, layer_idx: int, weight_format: str, sizes: Sizes) -> Experts:
+    if not path.exists():
+        raise FileNotFoundError(
+            f"weight_path {path} does not exist; it is a folder of weights, or one safetensors file"
+        )
+    if (path / file_name(layer_idx)).exists():
+        path = path / file_name(layer_idx)  # needs no look at the other layers
+    if path.is_dir() and not any(path.glob("*.safetensors")) and any(path.glob("_layer_*")):
+        return TreeExperts(path, layer_idx, weight_format, sizes)
+    files = TensorFiles(path)
+    merged, canonical = (tensor_name(layer_idx, "gate", 0, kind) for kind in ("numa.0.weight", "weight"))
+    if merged in files:
+        return MergedExperts(files, layer_idx, weight_format, sizes)
+    if canonical in files:
+        return CanonicalExperts(files, layer_idx, weight_format, sizes)
+    return CheckpointExperts(files, layer_idx, sizes)
+
+
+def _slots(layer, experts: Experts, physical_to_logical, skip) -> dict[int, list[int]]:
+    """Logical expert -> the physical slots that want it."""
+    total = layer.num_experts
+    if experts.count > total:
+        raise ValueError(f"{experts.where} has {experts.count} experts; this layer was made for {total}")
+    logical = [*range(total)] if physical_to_logical is None else _integers(physical_to_logical)
+    skipped = [False] * total if skip is None else [bool(flag) for flag in skip]
+    for name, values in (("physical_to_logical", logical), ("skip", skipped)):
+        if len(values) != total:
+            raise ValueError(f"{name} has {len(values)} entries; this layer has {total} experts")
+    slots: dict[int, list[int]] = {}
+    for slot, expert in enumerate(logical):
+        if not 0 <= expert < experts.count:
+            raise ValueError(
+                f"physical_to_logical[{slot}] is {expert}; {experts.where} has {experts.count} experts, 0.."
+                f"{experts.count - 1}"
+            )
+        if not skipped[slot]:
+            slots.setdefault(expert, []).append(slot)
+    return slots
+
+
+def _integers(values: Iterable[int]) -> list[int]:
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError:
+        raise TypeError("physical_to_logical must hold integers") from None

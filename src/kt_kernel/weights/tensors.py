@@ -1,0 +1,27 @@
+"""Experts that are in memory already."""
+
+from kt_kernel import _core
+from kt_kernel.weights.experts import PROJECTIONS, Sizes
+from kt_kernel.weights.floats import to_bf16
+
+
+class TensorExperts:
+    """gate and up [E, I, H], down [E, H, I]: tensors of torch or arrays of numpy."""
+
+    where = "the tensors"
+
+    def __init__(self, gate: object, up: object, down: object, sizes: Sizes):
+        self._tensors, self.sizes = dict(zip(PROJECTIONS, (gate, up, down), strict=True)), sizes
+        shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in self._tensors.items()}
+        self.count = shapes["gate"][0] if shapes["gate"] else 0
+        for name, shape in shapes.items():
+            needed = (self.count, *sizes.shape(name))
+            if shape != needed or self.count == 0:
+                raise ValueError(f"{name} has shape {list(shape)}; this layer needs {['E', *needed[1:]]}")
+
+    def matrices(self, expert: int) -> list[object]:
+        """bf16 gate, up and down."""
+        return [to_bf16(tensor[expert], name) for name, tensor in self._tensors.items()]
+
+    def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
+        layer.load_expert(slot, *self.matrices(expert))
