@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "formats/nibbles.h"
+
 namespace kt {
 namespace {
 
@@ -22,10 +24,13 @@ void read_rows_int8(const uint8_t* data, int, int k, const CodeBlock& b, int8_t*
 void read_rows_int4(const uint8_t* data, int, int k, const CodeBlock& b, int8_t* out, size_t pitch) {
   for (int r = 0; r < b.rows; ++r) {
     const uint8_t* row = data + (b.row + r) * row_bytes(k, 4);
-    for (int i = b.k0; i < b.k1; ++i) {
-      const int nibble = i % 2 ? row[i / 2] >> 4 : row[i / 2] & 15;
-      out[r * pitch + i - b.k0] = static_cast<int8_t>(nibble - kNibbleOffset);
+    int8_t* to = out + r * pitch;
+    int i = b.k0;
+    for (; i + 8 <= b.k1; i += 8) {
+      const uint64_t codes = offset_to_codes(spread_nibbles(load_u32(row + i / 2)));
+      std::memcpy(to + i - b.k0, &codes, 8);
     }
+    for (; i < b.k1; ++i) to[i - b.k0] = static_cast<int8_t>((row[i / 2] >> i % 2 * 4 & 15) - kNibbleOffset);
   }
 }
 
@@ -64,13 +69,12 @@ void read_blocks_int8(const uint8_t* data, int rows, int depth, const CodeBlock&
 void read_blocks_int4(const uint8_t* data, int rows, int depth, const CodeBlock& b, int8_t* out, size_t pitch) {
   for (int k = b.k0; k < b.k1; k += kHalfDepth) {
     const uint8_t* half = data + half_offset(rows, depth, b.row, k, 4);
-    const bool high = k % 128 >= kHalfDepth;  // 3584 is a multiple of 128
+    const int shift = k % 128 >= kHalfDepth ? 4 : 0;  // 3584 is a multiple of 128
     for (int r = 0; r < b.rows; ++r) {
       int8_t* to = out + r * pitch + k - b.k0;
-      for (int i = 0; i < kHalfDepth; ++i) {
-        const uint8_t byte = half[i / 4 * 64 + 4 * r + i % 4];
-        const int nibble = high ? byte >> 4 : byte & 15;
-        to[i] = static_cast<int8_t>((nibble ^ 8) - 8);
+      for (int i = 0; i < kHalfDepth; i += 4) {
+        const uint64_t codes = twos_to_codes(load_u32(half + 16 * i + 4 * r) >> shift & each_byte(15));
+        std::memcpy(to + i, &codes, 4);
       }
     }
   }
@@ -93,7 +97,12 @@ const CodeLayout* code_layout(std::string_view name, int code_bits) {
 }
 
 void write_row_int4(const int8_t* codes, int k, uint8_t* out) {
-  for (int i = 0; i < k; i += 2) {
+  int i = 0;
+  for (; i + 8 <= k; i += 8) {
+    const uint32_t bytes = gather_nibbles(codes_to_offset(load_u64(codes + i)));
+    std::memcpy(out + i / 2, &bytes, 4);
+  }
+  for (; i < k; i += 2) {
     const int low = codes[i] + kNibbleOffset, high = (i + 1 < k ? codes[i + 1] : 0) + kNibbleOffset;
     out[i / 2] = static_cast<uint8_t>(low | high << 4);
   }

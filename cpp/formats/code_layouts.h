@@ -10,7 +10,8 @@
 
 namespace kt {
 
-// Rows row..row+rows and columns k0..k1 of a matrix. For blocks, row is a multiple of 16 and k0 and k1 are of 64.
+// Rows row..row+rows and columns k0..k1 of a matrix. k0 is even; for blocks, row is a multiple of 16 and
+// k0 and k1 are of 64.
 struct CodeBlock {
   int row;
   int rows;  // at most kPanelRows

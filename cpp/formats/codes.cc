@@ -7,6 +7,7 @@
 #include "formats/int4.h"
 #include "formats/int4g.h"
 #include "formats/int8.h"
+#include "formats/nibbles.h"
 
 namespace kt {
 namespace {
@@ -41,17 +42,20 @@ void get_int8(const uint8_t* panel, PanelCodes* to) {
 
 // The 32 nibbles of row n whose four lines start at `lines`; the layout is told in formats/int4.h.
 void put_nibbles(const int8_t* codes, int n, uint8_t* lines) {
-  for (int i = 0; i < 16; ++i) {
-    const int low = codes[i] + Int4::kOffset, high = codes[16 + i] + Int4::kOffset;
-    lines[i / 4 * kLineBytes + 4 * n + i % 4] = static_cast<uint8_t>(low | high << 4);
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t low = codes_to_offset(load_u32(codes + 4 * i));
+    const uint64_t high = codes_to_offset(load_u32(codes + 16 + 4 * i));
+    const uint32_t quad = static_cast<uint32_t>(low | high << 4);
+    std::memcpy(lines + i * kLineBytes + 4 * n, &quad, 4);
   }
 }
 
 void get_nibbles(const uint8_t* lines, int n, int8_t* codes) {
-  for (int i = 0; i < 16; ++i) {
-    const uint8_t byte = lines[i / 4 * kLineBytes + 4 * n + i % 4];
-    codes[i] = static_cast<int8_t>((byte & 15) - Int4::kOffset);
-    codes[16 + i] = static_cast<int8_t>((byte >> 4) - Int4::kOffset);
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t quad = load_u32(lines + i * kLineBytes + 4 * n);
+    const uint64_t low = offset_to_codes(quad & each_byte(15)), high = offset_to_codes(quad >> 4 & each_byte(15));
+    std::memcpy(codes + 4 * i, &low, 4);
+    std::memcpy(codes + 16 + 4 * i, &high, 4);
   }
 }
 
