@@ -69,11 +69,11 @@ void bind_runtime(nb::module_& m) {
       .def(
           "__init__",
           [](kt::ForwardTask* self, kt::Layer& layer, uintptr_t n_tokens, int top_k, uintptr_t ids, uintptr_t weights,
-             uintptr_t input, uintptr_t output, bool incremental) {
-            new (self) kt::ForwardTask{&layer, n_tokens, top_k, ids, weights, input, output, incremental};
+             uintptr_t input, uintptr_t output, bool incremental, uintptr_t skip) {
+            new (self) kt::ForwardTask{&layer, n_tokens, top_k, ids, weights, input, output, incremental, skip};
           },
           "layer"_a, "n_tokens_address"_a, "top_k"_a, "ids"_a, "weights"_a, "input"_a, "output"_a,
-          "incremental"_a = false, nb::keep_alive<1, 2>());
+          "incremental"_a = false, "skip"_a = 0, nb::keep_alive<1, 2>());
 
   nb::class_<kt::Queue>(m, "Queue", "One thread that runs what is submitted, in order, on a pool.")
       .def(nb::new_(&make_queue), "pool"_a, nb::keep_alive<0, 2>())
@@ -108,7 +108,8 @@ void bind_runtime(nb::module_& m) {
           },
           "queue"_a, "hidden_size"_a, "top_k"_a, nb::keep_alive<1, 2>())
       .def("end_lease", &kt::Session::end_lease, "lease"_a)
-      .def("clear_stages", &kt::Session::clear_stages, "Frees host memory that no call, stream or graph can use.")
+      .def("clear_stages", &kt::Session::clear_stages, "streams_idle"_a,
+           "Frees host memory of finished calls; that of streams only when all of them are idle, that of graphs never.")
       .def_prop_ro("stages", &kt::Session::stage_count);
 
   nb::class_<kt::Port>(m, "Port",

@@ -214,11 +214,13 @@ void Session::end_lease(cuda::LeaseId lease) {
   }
 }
 
-void Session::clear_stages() {
+void Session::clear_stages(bool streams_idle) {
   const std::lock_guard lock(mutex_);
   for (Entry& entry : stages_) {
     const bool idle = entry.users == 0 && entry.stage->running.load(std::memory_order_acquire) == 0;
-    if (idle && entry.owner.kind == StageOwner::Kind::host) free_entry(entry);
+    const StageOwner::Kind kind = entry.owner.kind;
+    if (idle && (kind == StageOwner::Kind::host || (kind == StageOwner::Kind::stream && streams_idle)))
+      free_entry(entry);
   }
   std::erase_if(stages_, [](const Entry& entry) { return !entry.stage; });
 }

@@ -72,9 +72,9 @@ class Session {
 
   // Frees what the capture used; its graphs are gone.
   void end_lease(cuda::LeaseId lease);
-  // Frees the stages of plain calls that nobody uses. A stream may still have to copy out of its own, and a graph may
-  // run again.
-  void clear_stages();
+  // Frees the stages of plain calls that nobody uses, and those of streams if these have nothing left to do: otherwise
+  // one may still have to copy out of them. A graph may run again.
+  void clear_stages(bool streams_idle);
   size_t stage_count() const;
 
  private:

@@ -20,6 +20,7 @@ struct ForwardTask {
   uint64_t input;    // bf16 [n][H]
   uint64_t output;   // bf16 [n][H]
   bool incremental;
+  uint64_t skip = 0;  // [num_experts] bytes, non-zero = skip; 0: none
 };
 
 // The task is copied; what it points to must live until it has run.

@@ -10,4 +10,13 @@ def cpu_variant() -> str | None:
 
 def debug() -> bool:
     """KT_KERNEL_DEBUG: 1 prints how the instruction set was chosen, on stderr."""
-    return os.environ.get("KT_KERNEL_DEBUG", "").strip().lower() in {"1", "on", "true", "yes"}
+    return _is_on("KT_KERNEL_DEBUG")
+
+
+def skip_gpu_experts() -> bool:
+    """KT_KERNEL_SKIP_GPU_EXPERTS: 1 keeps experts that are on the GPU out of the CPU's memory."""
+    return _is_on("KT_KERNEL_SKIP_GPU_EXPERTS")
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() in {"1", "on", "true", "yes"}

@@ -1,0 +1,159 @@
+"""What wrappers of a process share: worker pools with their queues, the sessions of models, leases of CUDA graphs."""
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kt_kernel import _core
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """Worker threads of each sub-pool, and where they go."""
+
+    threads: tuple[int, ...]
+    numa_ids: tuple[int, ...]
+    cpus: tuple[tuple[int, ...], ...]
+
+
+class Runtime:
+    """One pool and the queue that feeds it."""
+
+    def __init__(self, plan: PoolPlan):
+        self.plan = plan
+        self.pool = _core.Pool(list(plan.threads), list(plan.numa_ids), [list(cpus) for cpus in plan.cpus])
+        self.queue = _core.Queue(self.pool)
+
+
+class Model:
+    """The layers that run one after the other: one session."""
+
+    def __init__(self, runtime: Runtime, hidden_size: int, top_k: int):
+        self.runtime = runtime
+        self.session = _core.Session(runtime.queue, hidden_size, top_k)
+        self.layers: set[int] = set()
+
+
+_lock = threading.RLock()
+_runtimes: "weakref.WeakValueDictionary[PoolPlan, Runtime]" = weakref.WeakValueDictionary()
+_models: "weakref.WeakValueDictionary[tuple, Model]" = weakref.WeakValueDictionary()
+_every_model: "weakref.WeakSet[Model]" = weakref.WeakSet()
+# What graphs use, by lease: kept until the graph is gone.
+_captured: dict[int, list[object]] = {}
+
+
+def plan_pool(
+    threads: int | None,
+    subpools: int | None,
+    numa_nodes: Sequence[int] | None,
+    topology: "_core.Topology | None" = None,
+) -> PoolPlan:
+    """Spreads ``threads`` over ``subpools``, each on a NUMA node with CPUs of its own.
+
+    None means: one thread for each physical core, one sub-pool for each node. More sub-pools than nodes share nodes;
+    threads beyond the CPUs this process may use are left out, because threads that share a core wait for each other.
+    """
+    topology = topology or _core.topology()
+    nodes = {node.id: node for node in topology.nodes}
+    if numa_nodes is not None:
+        missing = [n for n in numa_nodes if n not in nodes]
+        if missing:
+            known = ", ".join(str(n) for n in nodes)
+            raise ValueError(f"numa_nodes={list(numa_nodes)}: this process has no CPUs on {missing}; it has on {known}")
+        if subpools is not None and len(numa_nodes) != subpools:
+            raise ValueError(
+                f"numa_nodes={list(numa_nodes)} has {len(numa_nodes)} entries; threadpool_count is {subpools}"
+            )
+        places = list(numa_nodes)
+    else:
+        places = [list(nodes)[i % len(nodes)] for i in range(subpools or len(nodes))]
+    count = len(places)
+    if count < 1:
+        raise ValueError("threadpool_count=0; pass 1 or more")
+    if threads is None:
+        threads = sum(nodes[n].physical_cores for n in set(places))
+    if threads < count:
+        raise ValueError(f"cpuinfer_threads={threads} cannot be spread over {count} sub-pools; pass {count} or more")
+    usable = sum(len(nodes[n].cpus) for n in set(places))
+    if threads > max(usable, count):
+        _warn_once(f"cpuinfer_threads={threads}, but this process may use {usable} CPUs there: using {usable}")
+        threads = max(usable, count)
+
+    sizes = [threads // count + (i < threads % count) for i in range(count)]
+    taken = dict.fromkeys(places, 0)
+    cpus = []
+    for place, size in zip(places, sizes, strict=True):
+        free = nodes[place].cpus[taken[place] :]
+        cpus.append(tuple(free[:size]))
+        taken[place] += size
+    return PoolPlan(tuple(sizes), tuple(nodes[p].memory_id for p in places), tuple(cpus))
+
+
+def runtime_for(plan: PoolPlan) -> Runtime:
+    with _lock:
+        runtime = _runtimes.get(plan)
+        if runtime is None:
+            runtime = _runtimes[plan] = Runtime(plan)
+        return runtime
+
+
+def model_for(runtime: Runtime, path: str, hidden_size: int, top_k: int, layer_idx: int) -> Model:
+    """The session of the model that this layer belongs to.
+
+    Layers with the same weights path and sizes are of one model, until one of them comes a second time: then the model
+    is being made again.
+    """
+    key = (runtime.plan, os.path.realpath(path), hidden_size, top_k)
+    with _lock:
+        model = _models.get(key)
+        if model is None or layer_idx in model.layers:
+            model = _models[key] = Model(runtime, hidden_size, top_k)
+            _every_model.add(model)
+        model.layers.add(layer_idx)
+        return model
+
+
+def keep_for_graph(lease: int, user: object) -> None:
+    with _lock:
+        _captured.setdefault(lease, []).append(user)
+
+
+def drop_ended_graphs() -> None:
+    """Frees what graphs used that are gone."""
+    with _lock:
+        for lease in _core.ended_leases():
+            _captured.pop(lease, None)
+            for model in list(_every_model):
+                model.session.end_lease(lease)
+
+
+def clear_stages(streams_idle: bool) -> None:
+    drop_ended_graphs()
+    with _lock:
+        for model in list(_every_model):
+            model.session.clear_stages(streams_idle)
+
+
+def _after_fork_in_child() -> None:
+    """The child has none of the threads; what it makes itself works."""
+    global _lock
+    _lock = threading.RLock()
+    _runtimes.clear()
+    _models.clear()
+    _every_model.clear()
+    _captured.clear()
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(line: str) -> None:
+    if line not in _warned:
+        _warned.add(line)
+        print(f"[kt-kernel] {line}", file=sys.stderr)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,289 @@
+"""KTMoEWrapper: the routed experts of one layer on the CPU, for engines and scripts."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kt_kernel import _core, deferral, env, placement, runtime
+from kt_kernel.methods import method_of
+from kt_kernel.tokens import Tokens, as_tokens, empty_output, stream_context, stream_handle
+
+if TYPE_CHECKING:
+    import torch
+
+    from kt_kernel.kt_kernel_ext import CPUInfer
+
+_UNLIMITED = 1 << 30  # tokens
+
+
+class KTMoEWrapper:
+    """The experts of one MoE layer.
+
+    Give it weights with :meth:`load_weights` or :meth:`load_weights_from_tensors`, then call :meth:`forward`, or
+    :meth:`submit_forward` and :meth:`sync_forward` with other work between them. Tokens are CPU tensors (no stream) or
+    CUDA tensors, in the order of ``cuda_stream``; in a CUDA graph too.
+
+    Args:
+        layer_idx: number of the layer in the model; names its weights, and orders layers for deferral.
+        num_experts, num_experts_per_tok, hidden_size, moe_intermediate_size: the layer, unsharded.
+        gpu_experts_mask: bool [num_experts], True = on the GPU, skipped here; None = all on the CPU. An int counts as
+            ``num_gpu_experts``: experts 0..n-1 are on the GPU.
+        cpuinfer_threads: worker threads; None = one for each physical core.
+        threadpool_count: sub-pools, each on a NUMA node with its part of every expert; None = one for each node.
+        weight_path: folder of the weights.
+        chunked_prefill_size: most tokens of one call; None or below 1 = no limit.
+        cpu_save: load_weights_from_tensors also writes what it quantised to ``weight_path``.
+        max_deferred_experts_per_token: experts of each token that may be added one layer later.
+        method: how the weights are kept; see ``kt_kernel.methods``.
+        numa_nodes: NUMA node of each sub-pool.
+        mode: only "inference".
+        num_gpu_experts: the older way to place experts.
+        swiglu_limit, swiglu_alpha: the activation; 0 = silu(gate) * up.
+        skip_gpu_experts: do not load experts that are on the GPU now; they must stay there. None = what
+            KT_KERNEL_SKIP_GPU_EXPERTS says.
+    """
+
+    def __init__(
+        self,
+        layer_idx: int,
+        num_experts: int,
+        num_experts_per_tok: int,
+        hidden_size: int,
+        moe_intermediate_size: int,
+        gpu_experts_mask: "torch.Tensor | Sequence[bool] | int | None" = None,
+        cpuinfer_threads: int | None = None,
+        threadpool_count: int | None = None,
+        weight_path: "str | os.PathLike[str]" = "",
+        chunked_prefill_size: int | None = None,
+        cpu_save: bool = False,
+        max_deferred_experts_per_token: int | None = None,
+        method: str = "AMXINT4",
+        numa_nodes: Sequence[int] | None = None,
+        mode: str = "inference",
+        *,
+        num_gpu_experts: int | None = None,
+        swiglu_limit: float = 0.0,
+        swiglu_alpha: float = 0.0,
+        skip_gpu_experts: bool | None = None,
+    ):
+        if mode != "inference":
+            raise ValueError(f"mode={mode!r}: only 'inference' is offered")
+        self._method = method_of(method)
+        self.layer_idx = layer_idx
+        self.num_experts = num_experts
+        self.num_experts_per_tok = num_experts_per_tok
+        self.hidden_size = hidden_size
+        self.moe_intermediate_size = moe_intermediate_size
+        self.weight_path = os.fspath(weight_path)
+        self.chunked_prefill_size = chunked_prefill_size
+        self.cpu_save = cpu_save
+        self.max_deferred_experts_per_token = max_deferred_experts_per_token or 0
+        self.method = method
+        self.skip_gpu_experts = env.skip_gpu_experts() if skip_gpu_experts is None else skip_gpu_experts
+
+        runtime.drop_ended_graphs()
+        self._runtime = runtime.runtime_for(runtime.plan_pool(cpuinfer_threads, threadpool_count, numa_nodes))
+        unlimited = chunked_prefill_size is None or chunked_prefill_size < 1
+        self._layer = _core.MoELayer(
+            self._runtime.pool,
+            format=self._method.format,
+            num_experts=num_experts,
+            top_k=num_experts_per_tok,
+            hidden_size=hidden_size,
+            intermediate_size=moe_intermediate_size,
+            max_tokens=_UNLIMITED if unlimited else chunked_prefill_size,
+            swiglu_limit=swiglu_limit,
+            swiglu_alpha=swiglu_alpha,
+        )
+        # bool [num_experts] on the CPU, read at every forward: change it in place.
+        self.gpu_experts_mask = placement.live_mask(self._layer, num_experts)
+        placement.fill_mask(self.gpu_experts_mask, gpu_experts_mask, num_gpu_experts)
+        self.num_gpu_experts = int(self.gpu_experts_mask.sum())
+        # None until weights are loaded.
+        self.moe: _core.MoELayer | None = None
+        self._model = runtime.model_for(self._runtime, self.weight_path, hidden_size, num_experts_per_tok, layer_idx)
+        self._port = _core.Port(self._model.session, self._layer, layer_idx, self.max_deferred_experts_per_token)
+        self._submitted_nothing = False  # a call of 0 tokens is in flight
+
+    @property
+    def cpu_infer(self) -> "CPUInfer":
+        """The pool and queue of this layer, as ``kt_kernel_ext`` shows them."""
+        from kt_kernel.kt_kernel_ext import CPUInfer
+
+        return CPUInfer.of(self._runtime)
+
+    # Weights
+
+    def load_weights(self, physical_to_logical_map: "torch.Tensor | Sequence[int] | None" = None) -> None:
+        """Loads the experts of this layer from ``weight_path``. Slot p gets logical expert ``map[p]``; None = p."""
+        from kt_kernel import weights
+
+        self._no_call_in_flight()
+        weights.load_layer(
+            self._layer,
+            self._method.name,
+            self.weight_path,
+            self.layer_idx,
+            self._logical_ids(physical_to_logical_map),
+            skip=self._skipped(),
+        )
+        self.moe = self._layer
+
+    def load_weights_from_tensors(
+        self,
+        gate_proj: "torch.Tensor",
+        up_proj: "torch.Tensor",
+        down_proj: "torch.Tensor",
+        physical_to_logical_map: "torch.Tensor | Sequence[int] | None" = None,
+    ) -> None:
+        """Loads experts from tensors [E, I, H], [E, I, H] and [E, H, I], quantising them for ``method``.
+
+        Writes what it quantised to ``weight_path`` if ``cpu_save`` was given, and nothing otherwise.
+        """
+        from kt_kernel import weights
+
+        self._no_call_in_flight()
+        weights.load_layer_from_tensors(
+            self._layer,
+            self._method.name,
+            gate_proj,
+            up_proj,
+            down_proj,
+            self._logical_ids(physical_to_logical_map),
+            skip=self._skipped(),
+            save_to=self.weight_path if self.cpu_save else None,
+            layer_idx=self.layer_idx,
+        )
+        self.moe = self._layer
+
+    def _logical_ids(self, physical_to_logical_map: "torch.Tensor | Sequence[int] | None") -> list[int]:
+        if physical_to_logical_map is None:
+            return list(range(self.num_experts))
+        if hasattr(physical_to_logical_map, "tolist"):
+            physical_to_logical_map = physical_to_logical_map.tolist()
+        ids = list(physical_to_logical_map)
+        if len(ids) != self.num_experts or not all(isinstance(i, int) for i in ids):
+            raise ValueError(
+                f"physical_to_logical_map must be {self.num_experts} integers (num_experts); it has {len(ids)} entries"
+                f"{'' if all(isinstance(i, int) for i in ids) else ', not all of them integers'}"
+            )
+        return ids
+
+    def _skipped(self) -> list[bool] | None:
+        return self.gpu_experts_mask.tolist() if self.skip_gpu_experts else None
+
+    def _no_call_in_flight(self) -> None:
+        if self._port.in_flight:
+            raise RuntimeError("weights cannot change between submit_forward and sync_forward; call sync_forward first")
+
+    # Forward
+
+    def submit_forward(
+        self,
+        hidden_states: "torch.Tensor",
+        topk_ids: "torch.Tensor",
+        topk_weights: "torch.Tensor",
+        cuda_stream: "int | torch.cuda.Stream | None" = None,
+    ) -> None:
+        """Starts a forward and returns. The tensors may be changed at once (on a GPU: in the order of the stream).
+
+        hidden_states: [..., H]; topk_ids: int32 or int64 [q, K], an id outside 0..E-1 is skipped; topk_weights:
+        [q, K], applied as they are.
+        """
+        if self.moe is None:
+            raise RuntimeError(
+                f"layer {self.layer_idx} has no weights; call load_weights() or load_weights_from_tensors() first"
+            )
+        tokens = as_tokens(hidden_states, topk_ids, topk_weights, self.hidden_size, self.num_experts_per_tok)
+        self._submitted_nothing = tokens.count == 0
+        if tokens.on_gpu:
+            self._submit_on(tokens, stream_handle(cuda_stream, hidden_states.device))
+        else:
+            _refuse_stream(cuda_stream, hidden_states.device)
+            if tokens.count:
+                self._port.submit(*tokens.addresses())
+
+    def _submit_on(self, tokens: Tokens, stream: int) -> None:
+        with stream_context(tokens.hidden.device, stream):
+            if tokens.count and (lease := self._port.submit_on(stream, *tokens.addresses())):
+                runtime.keep_for_graph(lease, self)
+
+    def sync_forward(
+        self, hidden_states: "torch.Tensor", cuda_stream: "int | torch.cuda.Stream | None" = None
+    ) -> "torch.Tensor":
+        """The result of the call before: a new tensor [q, H] like ``hidden_states``, which is otherwise not looked at.
+
+        On a GPU it returns at once and the stream waits.
+        """
+        count = hidden_states.numel() // self.hidden_size
+        stream = stream_handle(cuda_stream, hidden_states.device)
+        with stream_context(hidden_states.device, stream):
+            output = empty_output(hidden_states.device, count, self.hidden_size)
+            if self._submitted_nothing and count == 0:
+                self._submitted_nothing = False
+            elif hidden_states.is_cuda:
+                self._port.sync_on(stream, count, output.data_ptr())
+            else:
+                _refuse_stream(cuda_stream, hidden_states.device)
+                self._port.sync(count, output.data_ptr())
+            return output.to(hidden_states.dtype)
+
+    def forward(
+        self,
+        hidden_states: "torch.Tensor",
+        topk_ids: "torch.Tensor",
+        topk_weights: "torch.Tensor",
+        cuda_stream: "int | torch.cuda.Stream | None" = None,
+    ) -> "torch.Tensor":
+        """submit_forward and sync_forward."""
+        self.submit_forward(hidden_states, topk_ids, topk_weights, cuda_stream)
+        return self.sync_forward(hidden_states, cuda_stream)
+
+    def select_deferred_experts(
+        self, expert_ids: "torch.Tensor", expert_scores: "torch.Tensor", protected_k: int
+    ) -> "tuple[torch.Tensor, torch.Tensor]":
+        """(immediate_ids, deferred_ids) of a batch; see :func:`kt_kernel.deferral.split_experts`."""
+        return deferral.split_experts(expert_ids, expert_scores, protected_k, self.num_experts)
+
+    # Buffers of all wrappers
+
+    @staticmethod
+    def set_capture_batch_sizes(capture_bs: Sequence[int]) -> None:
+        """Names the batch sizes that CUDA graphs will be captured for.
+
+        Any size can be captured: memory of a graph is made when it is captured and lives as long as the graph.
+        """
+        global _capture_batch_sizes
+        sizes = [int(size) for size in capture_bs]
+        if any(size < 1 for size in sizes):
+            raise ValueError(f"capture batch sizes must be 1 or more; got {sizes}")
+        _capture_batch_sizes = sizes
+
+    @staticmethod
+    def get_capture_batch_sizes() -> list[int]:
+        return list(_capture_batch_sizes)
+
+    @staticmethod
+    def clear_buffer_cache() -> None:
+        """Frees host memory of finished calls. What a captured graph uses stays."""
+        runtime.clear_stages(_cuda_is_idle())
+
+
+_capture_batch_sizes: list[int] = []
+
+
+def _cuda_is_idle() -> bool:
+    """Waits for the GPU, unless a graph is being captured."""
+    import torch
+
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return True
+    if torch.cuda.is_current_stream_capturing():
+        return False
+    torch.cuda.synchronize()
+    return True
+
+
+def _refuse_stream(cuda_stream: object, device: "torch.device") -> None:
+    if stream_handle(cuda_stream, device) != 0:
+        raise ValueError(f"cuda_stream={cuda_stream!r} was given with CPU tensors; pass None, or CUDA tensors")
