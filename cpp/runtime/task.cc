@@ -32,9 +32,8 @@ Status run(void* context) {
   auto* output = reinterpret_cast<uint16_t*>(task.output);
   const Routing routing{reinterpret_cast<const void*>(task.ids), reinterpret_cast<const float*>(task.weights), tokens,
                         task.top_k};
-  return task.layer->forward(
-      {routing, reinterpret_cast<const uint16_t*>(task.input), output, task.incremental ? output : nullptr,
-       reinterpret_cast<const uint8_t*>(task.skip)});
+  return task.layer->forward({routing, reinterpret_cast<const uint16_t*>(task.input), output,
+                              task.incremental ? output : nullptr, reinterpret_cast<const uint8_t*>(task.skip)});
 }
 
 void submit_callback(void* context) {

@@ -97,13 +97,11 @@ class _Layer:
         address = physical_to_logical_map or config.physical_to_logical_map
         logical = (ctypes.c_int64 * experts).from_address(address) if address else range(experts)
         rows = (config.intermediate_size, config.hidden_size)
+        shapes = {"gate": rows, "up": rows, "down": rows[::-1]}
         for slot, expert in enumerate(logical):
             if not 0 <= expert < experts:
                 raise ValueError(f"physical_to_logical_map[{slot}] is {expert}; it must be in 0..{experts - 1}")
-            matrices = [
-                self._matrix(name, expert, shape) for name, shape in (("gate", rows), ("up", rows), ("down", rows[::-1]))
-            ]
-            self._layer.load_expert(slot, *matrices)
+            self._layer.load_expert(slot, *(self._matrix(name, expert, shape) for name, shape in shapes.items()))
 
     def load_weights_task(self, physical_to_logical_map: int = 0) -> Callable[[], None]:
         return lambda: self.load_weights(physical_to_logical_map)
