@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kt_kernel import _core, deferral, env, placement, runtime
-from kt_kernel.methods import method_of
+from kt_kernel.methods import format_of
 from kt_kernel.tokens import Tokens, as_tokens, empty_output, stream_context, stream_handle
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class KTMoEWrapper:
     ):
         if mode != "inference":
             raise ValueError(f"mode={mode!r}: only 'inference' is offered")
-        self._method = method_of(method)
+        weight_format = format_of(method)
         self.layer_idx = layer_idx
         self.num_experts = num_experts
         self.num_experts_per_tok = num_experts_per_tok
@@ -86,7 +86,7 @@ class KTMoEWrapper:
         unlimited = chunked_prefill_size is None or chunked_prefill_size < 1
         self._layer = _core.MoELayer(
             self._runtime.pool,
-            format=self._method.format,
+            format=weight_format,
             num_experts=num_experts,
             top_k=num_experts_per_tok,
             hidden_size=hidden_size,
@@ -121,7 +121,7 @@ class KTMoEWrapper:
         self._no_call_in_flight()
         weights.load_layer(
             self._layer,
-            self._method.name,
+            self.method,
             self.weight_path,
             self.layer_idx,
             self._logical_ids(physical_to_logical_map),
@@ -145,7 +145,7 @@ class KTMoEWrapper:
         self._no_call_in_flight()
         weights.load_layer_from_tensors(
             self._layer,
-            self._method.name,
+            self.method,
             gate_proj,
             up_proj,
             down_proj,
@@ -154,6 +154,12 @@ class KTMoEWrapper:
             save_to=self.weight_path if self.cpu_save else None,
             layer_idx=self.layer_idx,
         )
+        self.moe = self._layer
+
+    def load_random_weights(self, seed: int) -> None:
+        """Random weights in every expert, for measurements."""
+        self._no_call_in_flight()
+        self._layer.fill_random(seed)
         self.moe = self._layer
 
     def _logical_ids(self, physical_to_logical_map: "torch.Tensor | Sequence[int] | None") -> list[int]:

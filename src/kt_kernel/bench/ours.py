@@ -9,7 +9,7 @@ from kt_kernel.bench.shapes import Shape
 from kt_kernel.bench.timing import sample
 
 # A probe between the rounds of a point: long enough for a few undisturbed rounds of its own.
-_PROBE_SECONDS = 0.05
+PROBE_SECONDS = 0.05
 
 
 class Ours:
@@ -53,8 +53,8 @@ class Ours:
         answer: dict = {"unique_experts": batch.unique_experts, "rounds": []}
         calls = 1
         for _ in range(rounds):
-            read_gbps = self._probe.measure(_PROBE_SECONDS)
-            peak = _core.measure_peak(self._pool, unit, _PROBE_SECONDS) if unit else None
+            read_gbps = self._probe.measure(PROBE_SECONDS)
+            peak = _core.measure_peak(self._pool, unit, PROBE_SECONDS) if unit else None
             us = sample(lambda call: self._layers.forward(batch, call), seconds / rounds, calls)
             calls += len(us)
             answer["rounds"].append({"read_gbps": read_gbps, "peak": peak, "us": us})

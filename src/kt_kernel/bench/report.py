@@ -53,6 +53,13 @@ _KERNEL_COLUMNS = (
     ("x bf16", True, lambda f: f"{f['vs_bf16']:.2f}" if f.get("vs_bf16") else "-"),
 )
 
+_HYBRID_COLUMNS = (
+    *_KERNEL_COLUMNS[:12],
+    ("overlap", True, lambda f: _percent(f["overlap"])),
+    ("submit+sync us", True, lambda f: f"{f['submit_sync_us']:.1f}"),
+    ("error", True, lambda f: f"{f['error']:.4f}"),
+)
+
 _PEER_COLUMNS = (
     *_KERNEL_COLUMNS[:5],
     ("our us", True, lambda f: f"{f['us']:.0f}"),
@@ -88,5 +95,6 @@ def _percent(share: float | None) -> str:
 
 _PARTS = (
     ("kernels", "kernels", _KERNEL_COLUMNS),
+    ("hybrid", "hybrid: from GPU tensor to GPU tensor", _HYBRID_COLUMNS),
     ("peers", "peers: kt-kernel 0.7.2 and us, in turns", _PEER_COLUMNS),
 )

@@ -1,6 +1,6 @@
 """A process that measures one side: a JSON request per line on stdin, a JSON answer per line on what was stdout.
 
-usage: python -m kt_kernel.bench.serve ours | released MODULE
+usage: python -m kt_kernel.bench.serve ours | beside_gpu | released MODULE
 """
 
 import json
@@ -26,6 +26,10 @@ def _make(side: str, arguments: list[str]):
         from kt_kernel.bench.ours import Ours
 
         return Ours()
+    if side == "beside_gpu":
+        from kt_kernel.bench.beside_gpu import BesideGpu
+
+        return BesideGpu()
     from kt_kernel.bench.released import Released
 
     return Released(*arguments)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import kt_kernel
-from kt_kernel.bench import kernels, peers, progress, results, roofline, wheel
+from kt_kernel.bench import hybrid, kernels, peers, progress, results, roofline, wheel
 from kt_kernel.bench import machine as facts
 from kt_kernel.bench.errors import BenchError
 from kt_kernel.bench.run import Findings, Settings
@@ -85,6 +85,31 @@ def _kernels(
     )
     parts = [lambda *to: kernels.measure_limits(settings, *to), lambda *to: kernels.measure_kernels(settings, *to)]
     _run(len(settings.variants) * (1 + settings.points), parts, as_json, plot, save, machine)
+
+
+@app.command("hybrid")
+def _hybrid(
+    threads: options.Threads = None,
+    variant: options.Variant = None,
+    seconds: options.Seconds = 1.0,
+    shape: options.ShapeNames = "dsv3",
+    formats: options.Formats = "bf16,int8,int4,int4g",
+    tokens: options.Tokens = "1,16,256,2048",
+    as_json: options.AsJson = False,
+    save: options.Save = False,
+    machine: options.Machine = None,
+) -> None:
+    """One MoE layer beside a GPU: shares of the limits, overlap, and what submit and sync cost. Needs a GPU."""
+    settings = Settings(
+        options.variants(variant),
+        options.check_threads(threads),
+        seconds,
+        options.shape_list(shape),
+        options.format_list(formats),
+        options.token_list(tokens),
+    )
+    parts = [lambda *to: hybrid.measure_hybrid(settings, *to)]
+    _run(len(settings.variants) * settings.points, parts, as_json, None, save, machine)
 
 
 @app.command("peers")
