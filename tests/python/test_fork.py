@@ -55,18 +55,22 @@ def test_what_a_child_inherits_says_what_to_do(threads):
 case = Case(SHAPE, threads={threads})
 batch = random_batch(SHAPE, 4)
 before = case.run(*batch)
+coded = Case(SHAPE, "int8", pool=case.pool)
+codes = [[_core.quantise(case.pool, "int8", matrix)] for matrix in case.original[0]]
 
 def child():
     print(error_of(lambda: case.run(*batch)))
     print(error_of(lambda: case.layer.load_expert(0, *case.original[0])))
     print(error_of(lambda: case.layer.fill_random(1)))
+    print(error_of(lambda: coded.layer.load_codes(0, *codes)))
+    print(error_of(lambda: _core.quantise(case.pool, "int8", case.original[0][0])))
     print(error_of(lambda: Case(SHAPE, pool=case.pool)))
     print(error_of(lambda: _core.measure_read_bandwidth(case.pool, 0.001, 0.001)))
 
 if in_child(child):
     assert np.array_equal(case.run(*batch), before)
 """
-    assert printed_by(code) == [ERROR] * 5
+    assert printed_by(code) == [ERROR] * 7
 
 
 def test_a_child_makes_its_own():

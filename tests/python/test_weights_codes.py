@@ -48,6 +48,7 @@ def test_codes_and_scales_arrive_as_they_are_on_any_number_of_nodes(weight_forma
     coded = [random_codes(weight_format, *size, rng) for size in sizes]
     layer = make_layer(ODD, weight_format, threads)
     layer.load_codes(0, *([part] for part in coded))
+    assert layer.loaded_experts == 1
     expected = tuple(meaning(weight_format, part, size[1]) for part, size in zip(coded, sizes, strict=True))
     assert same(decoded(layer), [expected])
 

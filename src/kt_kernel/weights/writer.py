@@ -29,11 +29,8 @@ def _layout(layer_idx: int, weight_format: str, count: int, sizes: Sizes) -> tup
     fields: dict[str, object] = {"__metadata__": metadata(weight_format)}
     at = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].kind != "scale"):
-        fields[name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [at, at := at + tensor.bytes],
-        }
+        fields[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [at, at + tensor.bytes]}
+        at += tensor.bytes
     header = json.dumps(fields, separators=(",", ":")).encode()
     header += b" " * (-(8 + len(header)) % _ALIGNMENT)
     begin = 8 + len(header)
