@@ -18,7 +18,7 @@ def make_weights(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return normal(INTERMEDIATE, HIDDEN), normal(INTERMEDIATE, HIDDEN), normal(HIDDEN, INTERMEDIATE)
 
 
-def make_wrapper(weights, method: str = "BF16", mask=None, layer_idx: int = 0, path: str = "", **options) -> KTMoEWrapper:
+def make_wrapper(weights, method="BF16", mask=None, layer_idx=0, path="", **options) -> KTMoEWrapper:
     wrapper = KTMoEWrapper(
         layer_idx=layer_idx,
         num_experts=EXPERTS,

@@ -1,4 +1,4 @@
-"""The hybrid side of a measurement, inside its own process: tokens on the GPU, experts on the CPU, by the public API."""
+"""The hybrid side of a measurement, inside its own process: tokens on the GPU, experts on the CPU."""
 
 from statistics import median
 
@@ -70,7 +70,7 @@ class BesideGpu(Ours):
         return _Calls(self._wrapper, self._shape, tokens).error()
 
     def round_trip(self, seconds: float) -> dict:
-        """What a layer costs beside its CPU work: one token, every expert on the GPU, so that the CPU adds up nothing."""
+        """What a layer costs beside its CPU work: one token, every expert masked, so that the CPU adds up nothing."""
         wrapper, calls = self._wrapper, _Calls(self._wrapper, self._shape, 1)
         wrapper.gpu_experts_mask.fill_(True)
         try:
@@ -168,5 +168,3 @@ class _Calls:
             outputs = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
             expected.index_add_(0, rows, outputs * self._weights[rows, slots, None])
         return ((result - expected).norm() / expected.norm()).item()
-
-

@@ -77,5 +77,3 @@ def _hybrid_figure(figure: dict, point: dict, trip: dict, error: float) -> dict:
         "empty_cpu_us": round(trip["cpu_us"], 2),
         "submit_sync_us": round(trip["graph_us"] - trip["cpu_us"], 2),
     }
-
-

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kt_kernel import _core
+from kt_kernel.methods import wrong_method
 from kt_kernel.weights.experts import PROJECTIONS, Sizes, count_consecutive
-from kt_kernel.weights.methods import wrong_method
 from kt_kernel.weights.tensor_files import TensorFiles
 
 VERSION = "1"

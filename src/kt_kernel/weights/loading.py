@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kt_kernel import _core
+from kt_kernel.methods import format_of
 from kt_kernel.weights.canonical import CanonicalExperts, Coded, file_name, tensor_name
 from kt_kernel.weights.checkpoint import CheckpointExperts
 from kt_kernel.weights.experts import Experts, Sizes
-from kt_kernel.weights.methods import format_of
 from kt_kernel.weights.progress import Progress, Report
 from kt_kernel.weights.released import MergedExperts, TreeExperts
 from kt_kernel.weights.tensor_files import TensorFiles
