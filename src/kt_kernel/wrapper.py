@@ -82,7 +82,8 @@ class KTMoEWrapper:
         self.skip_gpu_experts = env.skip_gpu_experts() if skip_gpu_experts is None else skip_gpu_experts
 
         runtime.drop_ended_graphs()
-        self._runtime = runtime.runtime_for(runtime.plan_pool(cpuinfer_threads, threadpool_count, numa_nodes))
+        plan = runtime.plan_pool(cpuinfer_threads, threadpool_count, numa_nodes, beside_gpu=_has_gpu())
+        self._runtime = runtime.runtime_for(plan)
         unlimited = chunked_prefill_size is None or chunked_prefill_size < 1
         self._layer = _core.MoELayer(
             self._runtime.pool,
@@ -278,11 +279,17 @@ class KTMoEWrapper:
 _capture_batch_sizes: list[int] = []
 
 
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _cuda_is_idle() -> bool:
     """Waits for the GPU, unless a graph is being captured."""
     import torch
 
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():
         return True
     if torch.cuda.is_current_stream_capturing():
         return False

@@ -123,19 +123,25 @@ def test_deferred_experts_arrive_one_layer_later(weights, experts):
     assert error(results[0], whole) > 0.02  # something was left for later
 
 
-def test_an_error_in_a_call_is_raised_by_the_next_one(weights):
+def test_an_error_in_a_call_is_raised_once_and_gives_nan(weights):
     mask = torch.zeros(EXPERTS, dtype=torch.bool)
     mask[2] = True
     wrapper = make_wrapper(weights, mask=mask, skip_gpu_experts=True)
     x, ids, scores = make_tokens(4)
     ids[0, 0] = 2
     wrapper.gpu_experts_mask.fill_(False)
-    result = wrapper.forward(x, ids, scores)
-    torch.cuda.synchronize()
-    assert result.isnan().all()
+    results = []
+
+    def call_twice():
+        for _ in range(2):  # the first may have its result on the way before the CPU has looked at it
+            results.append(wrapper.forward(x, ids, scores))
+            torch.cuda.synchronize()
+
     with pytest.raises(ValueError, match="expert 2"):
-        wrapper.forward(x, ids, scores)
+        call_twice()
+    assert all(result.isnan().all() for result in results)
     wrapper.gpu_experts_mask.copy_(mask)
+    torch.cuda.synchronize()
     result = wrapper.forward(x, ids, scores)
     torch.cuda.synchronize()
     assert result.isfinite().all()

@@ -45,7 +45,10 @@ class BesideGpu(Ours):
             method=method,
         )
         self._wrapper.load_random_weights(1)
-        return {"packed_bytes_per_expert": self._wrapper.moe.packed_bytes_per_expert}
+        return {
+            "packed_bytes_per_expert": self._wrapper.moe.packed_bytes_per_expert,
+            "threads": self._wrapper.moe.pool.threads,
+        }
 
     def hybrid_point(self, tokens: int, seconds: float, rounds: int, gigabytes: float, unit: str | None) -> dict:
         """Rounds of calls from GPU tensor to GPU tensor, each beside what memory and arithmetic give at that moment;

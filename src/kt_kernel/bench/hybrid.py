@@ -54,7 +54,7 @@ def measure_hybrid(settings: Settings, findings: Findings, progress: Progress) -
                             weight_format=weight_format,
                             tokens=tokens,
                             variant=name,
-                            threads=threads,
+                            threads=opened["threads"],
                             packed_bytes_per_expert=opened["packed_bytes_per_expert"],
                             beyond_cache=False,
                             unit=unit,
