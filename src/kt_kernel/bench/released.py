@@ -6,6 +6,7 @@ bench/README.md tells what was found out about it.
 import base64
 import importlib.machinery
 import importlib.util
+import sys
 import time
 from pathlib import Path
 
@@ -146,6 +147,8 @@ class Released:
 
 
 def _load(path: Path):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "kt_kernel_ext"]:
+        del sys.modules[name]  # ours of that name; its classes would be taken for the peer's
     # Every variant's file initialises under this one name.
     loader = importlib.machinery.ExtensionFileLoader("kt_kernel_ext", str(path))
     module = importlib.util.module_from_spec(
