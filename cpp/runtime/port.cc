@@ -156,7 +156,10 @@ Status Port::submit_on(const cuda::Driver& driver, cuda::Stream stream, const To
   KT_RETURN_IF_ERROR(cuda::lease_of(driver, stream, lease));
   const StageOwner owner =
       *lease ? StageOwner{StageOwner::Kind::capture, *lease} : StageOwner{StageOwner::Kind::stream, address(stream)};
-  if (!*lease) cuda::prepare(driver);
+  if (!*lease) {
+    cuda::prepare(driver);
+    layer_->pool().make_way();
+  }
   KT_RETURN_IF_ERROR(begin(owner, &driver, tokens));
   const Status status = send(driver, stream, tokens);
   if (!status.is_ok()) {

@@ -33,8 +33,11 @@ void yield_core();
 
 // A yield that took this long gave the core to a thread that has work. Spinning against it costs both: the scheduler
 // counts the spinning as use of the core, so the event finds this thread without a claim and waits for the other's
-// slice to end. A sleeper, in contrast, is let in when it is woken.
+// slice to end. A sleeper, in contrast, is let in when it is woken. So this thread sleeps, now and whenever it would
+// spin in the next kSleepAfterContentionNs.
 inline constexpr int64_t kContendedNs = 50'000;
+inline constexpr int64_t kSleepAfterContentionNs = 50'000'000;
+inline thread_local int64_t contended_until_ns = 0;
 
 // True as soon as ready() is, false when the caller should sleep.
 template <class Ready>
@@ -42,6 +45,7 @@ bool spin_until(const Ready& ready, SpinPolicy policy) {
   if (ready()) return true;
   if (policy.budget_ns <= 0) return false;
   const int64_t start_ns = monotonic_ns();
+  if (start_ns < contended_until_ns) return false;
   int64_t yielded_ns = start_ns;
   for (;;) {
     for (int i = 0; i < kPausesPerLook; ++i) {
@@ -53,7 +57,10 @@ bool spin_until(const Ready& ready, SpinPolicy policy) {
     if (now_ns - yielded_ns >= policy.yield_ns) {
       yield_core();
       yielded_ns = monotonic_ns();
-      if (yielded_ns - now_ns >= kContendedNs) return ready();
+      if (yielded_ns - now_ns >= kContendedNs) {
+        contended_until_ns = yielded_ns + kSleepAfterContentionNs;
+        return ready();
+      }
     }
   }
 }

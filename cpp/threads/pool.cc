@@ -52,6 +52,7 @@ struct Pool::Impl {
   void node_barrier(int node);
   void start(Job job, void* context);
   void leave_foreign_cpu() const;
+  void make_way() const;
   Status start_threads(Pool* pool);
   void stop_threads();
   static void* thread_main(void* argument);
@@ -125,6 +126,20 @@ void Pool::Impl::leave_foreign_cpu() const {
   if (home.apply_to(pthread_self())) before.apply_to(pthread_self());
 }
 
+void Pool::Impl::make_way() const {
+  const int cpu = sched_getcpu();
+  const auto is_ours = [&](int c) { return c == home_cpu || foreign_cpus.has(c); };
+  if (cpu < 0 || cpu >= kMaxCpus || !is_ours(cpu)) return;
+  const CpuMask before = CpuMask::of_this_thread();
+  CpuMask elsewhere = before;
+  for (const PoolNode& node : nodes) {
+    for (int c : node.cpus) {
+      if (c < kMaxCpus && is_ours(c)) elsewhere.remove(c);
+    }
+  }
+  if (elsewhere.count() > 0 && elsewhere.apply_to(pthread_self())) before.apply_to(pthread_self());
+}
+
 void* Pool::Impl::thread_main(void* argument) {
   const auto* self = static_cast<const Thread*>(argument);
   Impl& impl = *self->impl;
@@ -191,6 +206,8 @@ void Worker::node_barrier() const {
 Pool::Pool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Pool::~Pool() { impl_->stop_threads(); }
+
+void Pool::make_way() const { impl_->make_way(); }
 
 static Status check(const PoolConfig& config) {
   if (config.nodes.empty()) return Status::invalid("a pool needs at least one node; pass one PoolNode per NUMA node");

@@ -56,6 +56,10 @@ class Pool {
   // The error run() would return, for whoever takes locks of his own before.
   Status usable() const;
 
+  // For a thread that is about to wait without sleeping, as the one that drives a GPU does: off the CPUs of the
+  // workers, if it stands on one and may run elsewhere. Its affinity stays as it is.
+  void make_way() const;
+
   int total_threads() const;
   int node_count() const;
   const PoolNode& node(int i) const;

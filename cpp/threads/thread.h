@@ -16,6 +16,7 @@ class CpuMask {
  public:
   void add(int cpu) { CPU_SET_S(cpu, sizeof(sets_), sets_.data()); }
   bool has(int cpu) const { return CPU_ISSET_S(cpu, sizeof(sets_), sets_.data()); }
+  void remove(int cpu) { CPU_CLR_S(cpu, sizeof(sets_), sets_.data()); }
   int count() const { return CPU_COUNT_S(sizeof(sets_), sets_.data()); }
 
   // The CPUs the calling thread may run on; empty when the kernel refuses to tell.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -275,6 +276,44 @@ KT_TEST(pool_leaves_the_callers_affinity_alone) {
   cpu_set_t after;
   KT_CHECK(sched_getaffinity(0, sizeof(after), &after) == 0);
   KT_CHECK(CPU_EQUAL(&before, &after));
+}
+
+KT_TEST(a_thread_makes_way_for_the_workers) {
+  cpu_set_t before;
+  KT_CHECK(sched_getaffinity(0, sizeof(before), &before) == 0);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE && cpus.size() < 2; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) cpus.push_back(cpu);
+  }
+  if (cpus.size() < 2) {
+    std::printf("one CPU: not run\n");
+    return;
+  }
+  for (const bool is_full : {false, true}) {
+    PoolConfig config;
+    PoolNode node;
+    node.threads = is_full ? CPU_COUNT(&before) : 1;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &before) && static_cast<int>(node.cpus.size()) < node.threads) node.cpus.push_back(cpu);
+    }
+    config.nodes = {node};
+    std::unique_ptr<Pool> pool;
+    KT_CHECK(Pool::create(config, &pool).is_ok());
+    cpu_set_t there;
+    CPU_ZERO(&there);
+    CPU_SET(cpus[0], &there);
+    int elsewhere = 0;
+    for (int i = 0; i < 20; ++i) {
+      sched_setaffinity(0, sizeof(there), &there);
+      sched_setaffinity(0, sizeof(before), &before);
+      pool->make_way();
+      elsewhere += sched_getcpu() != cpus[0];
+    }
+    if (!is_full) KT_CHECK(elsewhere >= 10);  // not 20: the scheduler may move it back
+    cpu_set_t after;
+    KT_CHECK(sched_getaffinity(0, sizeof(after), &after) == 0);
+    KT_CHECK(CPU_EQUAL(&before, &after));
+  }
 }
 
 KT_TEST(pool_refuses_a_forked_child_and_can_be_destroyed_there) {

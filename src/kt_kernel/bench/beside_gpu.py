@@ -5,6 +5,7 @@ from statistics import median
 import torch
 
 from kt_kernel import KTMoEWrapper, _core
+from kt_kernel.bench.layer import default_threads
 from kt_kernel.bench.ours import PROBE_SECONDS, Ours
 from kt_kernel.bench.shapes import Shape
 from kt_kernel.bench.timing import sample
@@ -32,7 +33,6 @@ class BesideGpu(Ours):
     def open_wrapper(self, shape: dict, method: str, threads: int, max_tokens: int) -> dict:
         self._wrapper = None
         self._shape = Shape(**shape)
-        self._pool = self._open_pool(threads)
         self._wrapper = KTMoEWrapper(
             layer_idx=0,
             num_experts=self._shape.experts,
@@ -45,6 +45,9 @@ class BesideGpu(Ours):
             method=method,
         )
         self._wrapper.load_random_weights(1)
+        if self._pool is not self._wrapper.moe.pool:
+            # Probes between calls run on the same workers: those of another pool would still spin on their CPUs.
+            self._pool, self._probe = self._wrapper.moe.pool, None
         return {
             "packed_bytes_per_expert": self._wrapper.moe.packed_bytes_per_expert,
             "threads": self._wrapper.moe.pool.threads,
@@ -62,11 +65,15 @@ class BesideGpu(Ours):
         made = 0
         for _ in range(rounds):
             read_gbps = self._probe.measure(PROBE_SECONDS)
-            peak = _core.measure_peak(self._pool, unit, PROBE_SECONDS) if unit else None
+            peak = self._whole_machine_peak(unit) if unit else None
             us = sample(calls.run, seconds / rounds, made)
             made += len(us)
             answer["rounds"].append({"read_gbps": read_gbps, "peak": peak, "us": us})
         return {**answer, **self._overlap(calls, seconds)}
+
+    def _whole_machine_peak(self, unit: str) -> float:
+        """As if the CPU that is left to the thread that drives the GPU worked too."""
+        return _core.measure_peak(self._pool, unit, PROBE_SECONDS) * default_threads() / self._pool.threads
 
     def error(self, tokens: int) -> float:
         """Relative, of one call, against float32 on the GPU with the weights as the kernels see them."""
