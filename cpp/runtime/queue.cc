@@ -143,9 +143,11 @@ void Queue::add_bell(std::atomic<uint32_t>* word, Ring ring, void* context) {
 }
 
 void Queue::remove_bell(const std::atomic<uint32_t>* word) {
-  const std::lock_guard<std::mutex> lock(bells_mutex_);
+  assert(pthread_equal(pthread_self(), thread_) == 0 && "a ring() cannot wait for its own end");
+  std::unique_lock<std::mutex> lock(bells_mutex_);
   std::erase_if(bells_, [&](const Bell& bell) { return bell.word == word; });
   has_bells_.store(!bells_.empty(), std::memory_order_release);
+  rung_.wait(lock, [&] { return ringing_ != word; });
 }
 
 void Queue::expect_bell() {
@@ -171,16 +173,21 @@ bool Queue::answer_bell() {
   uint32_t value = 0;
   {
     const std::lock_guard<std::mutex> lock(bells_mutex_);
-    for (const Bell& bell : bells_) {
-      value = bell.word->load(std::memory_order_acquire);
-      if (value == 0) continue;
-      bell.word->store(0, std::memory_order_relaxed);
-      rung = bell;
-      break;
+    for (size_t i = 0; i < bells_.size() && value == 0; ++i) {
+      rung = bells_[next_bell_++ % bells_.size()];
+      value = rung.word->load(std::memory_order_acquire);
     }
+    if (value == 0) return false;
+    next_bell_ %= bells_.size();
+    rung.word->store(0, std::memory_order_relaxed);
+    ringing_ = rung.word;
   }
-  if (value == 0) return false;
   rung.ring(rung.context, value);
+  {
+    const std::lock_guard<std::mutex> lock(bells_mutex_);
+    ringing_ = nullptr;
+  }
+  rung_.notify_all();
   return true;
 }
 
@@ -197,13 +204,15 @@ void Queue::loop() {
   uint64_t next = 0;
   for (;;) {
     const uint32_t seen = work_.epoch();  // before the look at the ring: a submit after it ends the wait
-    if (next != submitted_.load(std::memory_order_acquire)) {
+    const bool has_task = next != submitted_.load(std::memory_order_acquire);
+    if (has_task) {
       const Slot slot = slots_[next & mask_];
       finish(++next, slot.task(slot.context));
-    } else if (!answer_bell()) {
-      if (stop_.load(std::memory_order_relaxed)) return;
-      wait_for_work(seen);
     }
+    // After a task too: somebody who always has another one must not keep a GPU waiting.
+    if (answer_bell() || has_task) continue;
+    if (stop_.load(std::memory_order_relaxed)) return;
+    wait_for_work(seen);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -44,11 +45,11 @@ class Queue {
   bool try_submit(Task task, void* context);
 
   // A word that someone who cannot call submit() writes: a GPU. Whenever it is not 0 the queue's thread sets it to 0
-  // and calls ring(context, value). While there are bells an idle thread looks at them every millisecond at least,
-  // after the time in which it spins.
+  // and calls ring(context, value). It looks at them after every task, and one bell after the other has its turn. While
+  // there are bells an idle thread looks at them every millisecond at least, after the time in which it spins.
   using Ring = void (*)(void* context, uint32_t value);
   void add_bell(std::atomic<uint32_t>* word, Ring ring, void* context);
-  // Nobody may write to it any more; a ring() that has begun may still run.
+  // Nobody may write to it any more. Returns when a ring() that has begun has ended: not from a ring().
   void remove_bell(const std::atomic<uint32_t>* word);
   // A bell is about to be rung: the thread spins for it as if it had just been busy.
   void expect_bell();
@@ -105,6 +106,9 @@ class Queue {
 
   std::mutex bells_mutex_;  // uncontended: 15 ns in a look at all bells
   std::vector<Bell> bells_;
+  size_t next_bell_ = 0;                            // where the next look begins
+  const std::atomic<uint32_t>* ringing_ = nullptr;  // whose ring() runs
+  std::condition_variable rung_;
   std::atomic<bool> has_bells_{false};
 
   alignas(128) std::atomic<uint64_t> finished_{0};

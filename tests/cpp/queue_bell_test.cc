@@ -1,0 +1,231 @@
+// Bells: words through which someone who cannot call submit() starts work on the queue.
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "runtime/queue.h"
+
+namespace {
+
+using kt::Queue;
+using kt::QueueConfig;
+using kt::Status;
+
+std::unique_ptr<Queue> make_queue(int spin_us) {
+  QueueConfig config;
+  config.spin_us = spin_us;
+  std::unique_ptr<Queue> queue;
+  KT_CHECK(Queue::create(config, &queue).is_ok());
+  return queue;
+}
+
+struct Rung {
+  std::atomic<uint32_t> word{0};
+  std::atomic<int> count{0};
+  std::atomic<uint32_t> last{0};
+
+  static void ring(void* context, uint32_t value) {
+    auto& rung = *static_cast<Rung*>(context);
+    rung.last.store(value);
+    rung.count.fetch_add(1);
+  }
+  void add_to(Queue& queue) { queue.add_bell(&word, ring, this); }
+  bool heard(int times) const {
+    for (int i = 0; i < 20'000 && count.load() < times; ++i) usleep(100);
+    return count.load() == times;
+  }
+};
+
+bool wait_parked(const Queue& queue) {
+  for (int i = 0; i < 2000; ++i) {
+    if (queue.parked()) return true;
+    usleep(1000);
+  }
+  return false;
+}
+
+// What the queue's thread has used so far.
+int64_t queue_cpu_ns(Queue& queue) {
+  static thread_local clockid_t clock;
+  queue.submit(
+      [](void* context) {
+        pthread_getcpuclockid(pthread_self(), static_cast<clockid_t*>(context));
+        return Status::ok();
+      },
+      &clock);
+  KT_CHECK(queue.sync().is_ok());
+  timespec used{};
+  clock_gettime(clock, &used);
+  return int64_t{used.tv_sec} * 1'000'000'000 + used.tv_nsec;
+}
+
+KT_TEST(bell_is_heard_however_the_thread_waits) {
+  for (int spin_us : {0, 100, 2'000'000}) {  // it naps, spins a little and naps, spins
+    auto queue = make_queue(spin_us);
+    Rung rung;
+    rung.add_to(*queue);
+    int times = 0;
+    for (int wait_us : {0, 20, 200, 3'000, 0, 60'000}) {
+      usleep(wait_us);
+      rung.word.store(7 + times, std::memory_order_release);
+      KT_CHECK(rung.heard(++times));
+      KT_CHECK(rung.last.load() == static_cast<uint32_t>(6 + times));
+      KT_CHECK(rung.word.load() == 0);
+    }
+    queue->remove_bell(&rung.word);
+  }
+}
+
+KT_TEST(bell_expected_is_heard_at_once) {
+  auto queue = make_queue(200'000);
+  Rung rung;
+  rung.add_to(*queue);
+  usleep(400'000);  // it naps by now
+  queue->expect_bell();
+  const int64_t before = queue_cpu_ns(*queue);
+  usleep(20'000);
+  KT_CHECK(queue_cpu_ns(*queue) - before > 500'000);  // it spins for it again, as much as others leave of the core
+  rung.word.store(1);
+  KT_CHECK(rung.heard(1));
+  queue->remove_bell(&rung.word);
+}
+
+KT_TEST(bells_do_not_keep_an_idle_core_busy) {
+  auto queue = make_queue(500);
+  std::array<Rung, 100> rung;  // as many as a model with graphs of many sizes has stages
+  for (Rung& one : rung) one.add_to(*queue);
+  usleep(50'000);
+  const int64_t before = queue_cpu_ns(*queue);
+  usleep(1'000'000);
+  const int64_t used = queue_cpu_ns(*queue) - before;
+  KT_CHECK(used < 30'000'000);
+  rung[99].word.store(3);
+  KT_CHECK(rung[99].heard(1));
+  for (Rung& one : rung) queue->remove_bell(&one.word);
+  KT_CHECK(wait_parked(*queue));
+  const int64_t parked = queue_cpu_ns(*queue);
+  KT_CHECK(wait_parked(*queue));
+  usleep(200'000);
+  KT_CHECK(queue_cpu_ns(*queue) - parked < 2'000'000);
+  rung[0].word.store(3);
+  usleep(5'000);
+  KT_CHECK(rung[0].count.load() == 0);
+}
+
+struct Chain {
+  Queue* queue;
+  std::atomic<bool> stop{false};
+  std::atomic<int> count{0};
+
+  static Status task(void* context) {
+    auto& chain = *static_cast<Chain*>(context);
+    chain.count.fetch_add(1);
+    if (!chain.stop.load() && !chain.queue->try_submit(task, context)) return Status::invalid("full");
+    return Status::ok();
+  }
+};
+
+KT_TEST(bells_are_heard_between_tasks) {
+  auto queue = make_queue(50);
+  Rung rung;
+  rung.add_to(*queue);
+  Chain chain{queue.get()};
+  queue->submit(Chain::task, &chain);  // there is always another task
+  for (int i = 1; i <= 100; ++i) {
+    rung.word.store(i);
+    KT_CHECK(rung.heard(i));
+  }
+  chain.stop.store(true);
+  KT_CHECK(queue->sync().is_ok());
+  queue->remove_bell(&rung.word);
+}
+
+// A bell that is rung again as soon as it was heard.
+struct Eager {
+  std::atomic<uint32_t> word{0};
+  std::atomic<bool> stop{false};
+  std::atomic<int> count{0};
+
+  static void ring(void* context, uint32_t value) {
+    auto& eager = *static_cast<Eager*>(context);
+    eager.count.fetch_add(1);
+    if (!eager.stop.load()) eager.word.store(value);
+  }
+};
+
+KT_TEST(bells_take_turns_with_each_other_and_with_tasks) {
+  auto queue = make_queue(50);
+  Eager first;
+  Rung second;
+  queue->add_bell(&first.word, Eager::ring, &first);
+  second.add_to(*queue);
+  first.word.store(1);
+  for (int i = 1; i <= 50; ++i) {
+    second.word.store(i);
+    KT_CHECK(second.heard(i));
+    int count = 0;
+    queue->submit(
+        [](void* context) {
+          ++*static_cast<int*>(context);
+          return Status::ok();
+        },
+        &count);
+    KT_CHECK(queue->sync().is_ok() && count == 1);
+  }
+  KT_CHECK(first.count.load() > 50);
+  first.stop.store(true);
+  queue->remove_bell(&first.word);
+  queue->remove_bell(&second.word);
+}
+
+KT_TEST(bells_come_and_go_while_others_ring) {
+  auto queue = make_queue(50);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 100; ++i) {
+        auto rung = std::make_unique<Rung>();
+        rung->add_to(*queue);
+        rung->word.store(i + 1);
+        if (!rung->heard(1) || rung->last.load() != static_cast<uint32_t>(i + 1)) wrong.fetch_add(1);
+        queue->remove_bell(&rung->word);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  KT_CHECK(wrong.load() == 0);
+}
+
+// After remove_bell nothing of it is used: neither the word nor what ring() gets.
+struct Slow {
+  std::atomic<uint32_t> word{0};
+  std::atomic<bool> begun{false};
+  std::atomic<bool> ended{false};
+
+  static void ring(void* context, uint32_t) {
+    auto& slow = *static_cast<Slow*>(context);
+    slow.begun.store(true);
+    usleep(5'000);
+    slow.ended.store(true);
+  }
+};
+
+KT_TEST(bell_that_was_removed_has_rung_to_the_end) {
+  auto queue = make_queue(50);
+  Slow slow;
+  queue->add_bell(&slow.word, Slow::ring, &slow);
+  slow.word.store(1);
+  while (!slow.begun.load()) usleep(100);
+  queue->remove_bell(&slow.word);
+  KT_CHECK(slow.ended.load());
+}
+
+}  // namespace
