@@ -21,8 +21,7 @@ struct Waiting {
 };
 
 Status run(void* context) {
-  auto* submitted = static_cast<Submitted*>(context);
-  const std::unique_ptr<Submitted> owner(submitted->once ? submitted : nullptr);
+  const std::unique_ptr<Submitted> submitted(static_cast<Submitted*>(context));
   const ForwardTask& task = submitted->task;
   const int tokens = *reinterpret_cast<const int32_t*>(task.n_tokens);
   if (task.top_k != task.layer->config().top_k) {
@@ -38,7 +37,8 @@ Status run(void* context) {
 
 void submit_callback(void* context) {
   auto* submitted = static_cast<Submitted*>(context);
-  submitted->queue->submit(run, submitted);
+  // A graph may be destroyed before the task has run.
+  submitted->queue->submit(run, submitted->once ? submitted : new Submitted{submitted->queue, submitted->task, true});
 }
 
 // The error stays on the queue for a sync() of the host: nobody could catch it here.
@@ -48,11 +48,16 @@ void sync_callback(void* context) {
   waiting->queue->wait(waiting->allow_n_pending);
 }
 
-Status launch(const cuda::Driver& driver, cuda::Stream stream, cuda::HostFn callback, auto context) {
-  cuda::LeaseId lease = 0;
-  KT_RETURN_IF_ERROR(cuda::lease_of(driver, stream, &lease));
-  context->once = lease == 0;
-  KT_CUDA(driver, cuLaunchHostFunc, stream, callback, context.get());
+template <class Context>
+Status launch(const cuda::Driver& driver, cuda::Stream stream, cuda::HostFn callback,
+              std::unique_ptr<Context> context) {
+  Context* const argument = context.get();
+  bool kept = false;
+  KT_RETURN_IF_ERROR(cuda::keep_with_graph(
+      driver, stream, argument, [](void* object) { delete static_cast<Context*>(object); }, &kept));
+  argument->once = !kept;
+  if (kept) context.release();
+  KT_CUDA(driver, cuLaunchHostFunc, stream, callback, argument);
   context.release();
   return Status::ok();
 }
