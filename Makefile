@@ -13,7 +13,8 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet --const
 
 SOURCES  := $(shell find cpp src cmake tests/cpp -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
 CXX_CODE := $(shell find cpp tests/cpp -name '*.h' -o -name '*.cc')
-TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/queue*_test.cc)))
+TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/queue*_test.cc tests/cpp/port*_test.cc \
+	tests/cpp/task_test.cc tests/cpp/driver_test.cc)))
 
 export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -38,7 +39,7 @@ test-python: $(VENV)/.built  ## Python tests: make test-python ARGS="-k variant"
 test-isolation: $(VENV)/.built  ## object code: nothing above the baseline outside the ISA objects
 	python tools/check_isolation.py $(BUILD)
 
-sanitize: asan tsan  ## C++ tests under ASan+UBSan (emulated and AVX2 kernels), and TSan (pool, queue)
+sanitize: asan tsan  ## C++ tests under ASan+UBSan (emulated and AVX2 kernels), and TSan (pool, queue, ports, tasks)
 
 CONFIGURE = cmake -S . -G Ninja --log-level=WARNING -DKT_PYTHON=OFF -DKT_DEV=ON
 

@@ -51,19 +51,21 @@ void split_experts(const Call& call) {
   }
 }
 
-Status run(Call& call) {
-  Stage& stage = *call.stage;
-  const bool defers = call.deferred_experts > 0;
-  if (defers) split_experts(call);
-  Status status = forward(call, defers ? call.scratch->now.data() : nullptr, call.addend, stage.output());
-  stage.status = status;
-  stage.done().store(1, std::memory_order_release);
-  stage.finished.advance();
-  if (defers) {
-    Status later = forward(call, call.scratch->later.data(), nullptr, stage.deferred());
-    if (status.is_ok()) status = std::move(later);
-  }
-  return status;
+Status run_due(const Call& call) {
+  if (call.deferred_experts > 0) split_experts(call);
+  const uint8_t* skip = call.deferred_experts > 0 ? call.scratch->now.data() : nullptr;
+  const uint16_t* addend = call.taken_over ? call.taken_over->deferred() : nullptr;
+  return call.stage->status = forward(call, skip, addend, call.stage->output());
+}
+
+void tell(const Call& call) {
+  call.stage->done().store(1, std::memory_order_release);
+  call.stage->finished.advance();
+}
+
+Status run_deferred(const Call& call) {
+  if (call.deferred_experts == 0) return Status::ok();
+  return call.stage->deferred_status = forward(call, call.scratch->later.data(), nullptr, call.stage->deferred());
 }
 
 }  // namespace kt

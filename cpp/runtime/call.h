@@ -26,15 +26,17 @@ struct Call {
   // Experts per token that may be left for later: 0 = none. An expert among the others of any token is done at once for
   // all tokens.
   int deferred_experts = 0;
-  CallScratch* scratch = nullptr;    // null when it defers none
-  const uint16_t* addend = nullptr;  // what the layer before left to this one
+  CallScratch* scratch = nullptr;  // null when it defers none
+  Stage* taken_over = nullptr;     // whose deferred rows are added: of the layer before
 };
 
 // Which experts a call does at once and which later, from its routing; into its scratch.
 void split_experts(const Call& call);
 
-// Computes what is due at once, tells whoever waits, then computes what was deferred. After an error the rows hold NaN:
-// whoever goes on in spite of it must not get numbers. Returns the first error.
-Status run(Call& call);
+// The steps of a call: what is due at once, telling whoever waits for it, what was deferred. After an error the rows
+// hold NaN: whoever goes on in spite of it must not get numbers.
+Status run_due(const Call& call);
+void tell(const Call& call);
+Status run_deferred(const Call& call);
 
 }  // namespace kt

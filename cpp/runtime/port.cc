@@ -25,10 +25,13 @@ void wait_done(void* context) {
     if (stage.done().load(std::memory_order_acquire) != 0) break;
     stage.finished.sleep_for(seen, kAskEveryNs);
   }
-  stage.done().store(0, std::memory_order_relaxed);
 }
 
 uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+
+StageOwner owner_of(cuda::Stream stream, cuda::LeaseId lease) {
+  return {lease ? StageOwner::Kind::capture : StageOwner::Kind::stream, address(stream), lease};
+}
 
 }  // namespace
 
@@ -77,37 +80,49 @@ Status Port::check(const Tokens& tokens) const {
 
 Status Port::begin(const StageOwner& owner, const cuda::Driver* driver, const Tokens& tokens) {
   give_up();
-  const bool defers = deferred_experts_ > 0 && !session_->is_last(layer_idx_);
+  defers_ = deferred_experts_ > 0 && !session_->is_last(layer_idx_);
   KT_RETURN_IF_ERROR(session_->take_deferred(owner, layer_idx_, tokens.count, &taken_over_));
-  Status status = session_->acquire(owner, driver, tokens.count, defers, &stage_);
+  Status status = session_->acquire(owner, driver, tokens.count, defers_, &stage_);
   if (!status.is_ok()) {
-    give_up();
+    undo();
     return status;
   }
   owner_ = owner;
   tokens_ = tokens.count;
   epoch_ = stage_->finished.epoch();
   Call call{layer_, stage_, tokens.count, tokens.id_bytes};
-  if (defers) {
+  if (defers_) {
     call.deferred_experts = deferred_experts_;
     call.scratch = scratch_.get();
-    session_->leave_deferred(owner, layer_idx_, tokens.count, stage_);
   }
-  if (taken_over_) call.addend = taken_over_->deferred();
+  call.taken_over = taken_over_.stage;
   number_ = session_->add_call(call, owner);
   return Status::ok();
 }
 
+void Port::started() {
+  if (defers_) session_->leave_deferred({owner_, layer_idx_, tokens_, stage_});
+}
+
+void Port::undo() {
+  if (stage_) session_->abandon(stage_);
+  if (taken_over_.stage) session_->put_back(taken_over_);
+  stage_ = nullptr;
+  taken_over_ = {};
+}
+
 void Port::end() {
   session_->release(stage_);
-  if (taken_over_) session_->release(taken_over_);
-  stage_ = taken_over_ = nullptr;
+  if (taken_over_.stage) session_->release(taken_over_.stage);
+  stage_ = nullptr;
+  taken_over_ = {};
 }
 
 void Port::give_up() {
   if (stage_) session_->abandon(stage_);
-  if (taken_over_) session_->abandon(taken_over_);
-  stage_ = taken_over_ = nullptr;
+  if (taken_over_.stage) session_->abandon(taken_over_.stage);
+  stage_ = nullptr;
+  taken_over_ = {};
 }
 
 Status Port::check_sync(int tokens, bool in_stream) const {
@@ -133,6 +148,7 @@ Status Port::submit(const Tokens& tokens) {
   std::memcpy(stage_->input(), reinterpret_cast<const void*>(tokens.input),
               static_cast<size_t>(tokens.count) * session_->hidden() * 2);
   session_->submit(number_);
+  started();
   return Status::ok();
 }
 
@@ -141,7 +157,8 @@ Status Port::sync(int tokens, uint64_t output, const std::function<bool()>& keep
   while (!stage_->finished.sleep_for(epoch_, kAskEveryNs)) {
     if (stage_->finished.epoch() == epoch_ && !keep_waiting()) return Status::invalid("interrupted");
   }
-  const Status status = stage_->status;
+  Status status = stage_->status;
+  if (status.is_ok() && taken_over_.stage) status = taken_over_.stage->deferred_status;
   if (status.is_ok()) {
     std::memcpy(reinterpret_cast<void*>(output), stage_->output(),
                 static_cast<size_t>(tokens_) * session_->hidden() * 2);
@@ -154,20 +171,19 @@ Status Port::submit_on(const cuda::Driver& driver, cuda::Stream stream, const To
   KT_RETURN_IF_ERROR(check(tokens));
   KT_RETURN_IF_ERROR(session_->take_error());
   KT_RETURN_IF_ERROR(cuda::lease_of(driver, stream, lease));
-  const StageOwner owner =
-      *lease ? StageOwner{StageOwner::Kind::capture, *lease} : StageOwner{StageOwner::Kind::stream, address(stream)};
   if (!*lease) {
     cuda::prepare(driver);
     layer_->pool().make_way();
   }
-  KT_RETURN_IF_ERROR(begin(owner, &driver, tokens));
-  const Status status = send(driver, stream, tokens);
+  KT_RETURN_IF_ERROR(begin(owner_of(stream, *lease), &driver, tokens));
+  Status status = send(driver, stream, tokens);
   if (!status.is_ok()) {
     session_->drop_call(number_);
-    give_up();
-  } else if (!*lease) {
-    session_->queue().expect_bell();
+    undo();
+    return status;
   }
+  started();
+  if (!*lease) session_->queue().expect_bell();
   return status;
 }
 
@@ -179,6 +195,7 @@ Status Port::send(const cuda::Driver& driver, cuda::Stream stream, const Tokens&
       {address(stage_->weights()), tokens.weights, pairs * 4}};
   KT_RETURN_IF_ERROR(cuda::copy(driver, stream, cuda::Direction::to_host, pieces));
   if (has_memory_operations(driver)) {
+    KT_CUDA(driver, cuStreamWriteValue32_v2, stream, address(&stage_->done()), 0, 0);
     KT_CUDA(driver, cuStreamWriteValue32_v2, stream, address(&stage_->bell()), number_, 0);
   } else {
     KT_CUDA(driver, cuLaunchHostFunc, stream, Session::ring_call, session_->call_context(number_));
@@ -191,14 +208,11 @@ Status Port::sync_on(const cuda::Driver& driver, cuda::Stream stream, int tokens
   KT_RETURN_IF_ERROR(session_->take_error());
   cuda::LeaseId lease = 0;
   KT_RETURN_IF_ERROR(cuda::lease_of(driver, stream, &lease));
-  const uint64_t id = lease ? lease : address(stream);
-  if (id != owner_.id || (lease != 0) != (owner_.kind == StageOwner::Kind::capture)) {
+  if (owner_of(stream, lease) != owner_) {
     return Status::invalid("submit_forward and sync_forward of a call must be given the same cuda_stream");
   }
-  const uint64_t done = address(&stage_->done());
   if (has_memory_operations(driver)) {
-    KT_CUDA(driver, cuStreamWaitValue32_v2, stream, done, 1, cuda::kWaitGreaterOrEqual);
-    KT_CUDA(driver, cuStreamWriteValue32_v2, stream, done, 0, 0);
+    KT_CUDA(driver, cuStreamWaitValue32_v2, stream, address(&stage_->done()), 1, cuda::kWaitGreaterOrEqual);
   } else {
     KT_CUDA(driver, cuLaunchHostFunc, stream, wait_done, stage_);
   }

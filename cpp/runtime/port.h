@@ -48,10 +48,12 @@ class Port {
   Port(Session* session, Layer* layer, int layer_idx, int deferred_experts);
 
   Status check(const Tokens& tokens) const;
-  // Takes a stage and makes the call; what follows brings the tokens there and starts it.
+  // Takes a stage and makes the call; what follows brings the tokens there and starts it, then started() or undo().
   Status begin(const StageOwner& owner, const cuda::Driver* driver, const Tokens& tokens);
   // The tokens into the stage and the bell rung, in the order of the stream.
   Status send(const cuda::Driver& driver, cuda::Stream stream, const Tokens& tokens);
+  void started();
+  void undo();
   Status check_sync(int tokens, bool in_stream) const;
   // After sync: stages go back to their owner.
   void end();
@@ -65,9 +67,10 @@ class Port {
 
   // The call in flight.
   Stage* stage_ = nullptr;
-  Stage* taken_over_ = nullptr;  // what the layer before left; released together with stage_
+  Left taken_over_;  // what the layer before left; its stage is released together with stage_
   StageOwner owner_;
   int tokens_ = 0;
+  bool defers_ = false;
   uint32_t number_ = 0;
   uint32_t epoch_ = 0;  // of stage_->finished before the call
 };

@@ -20,7 +20,7 @@ int capacity_for(const StageOwner& owner, int tokens) {
 
 Session::~Session() {
   if (!queue_->usable().is_ok()) return;
-  for (Entry& entry : stages_) free_entry(entry);  // every port has waited for its calls
+  remove_bells(stages_);  // every port has waited for its calls
 }
 
 void Session::add_layer(int layer_idx) {
@@ -46,13 +46,22 @@ Session::Entry* Session::find(const Stage* stage) {
   return nullptr;
 }
 
-void Session::free_entry(Entry& entry) {
-  if (entry.owner.kind != StageOwner::Kind::host) queue_->remove_bell(&entry.stage->bell());
-  entry.stage.reset();
+void Session::remove_bells(const std::vector<Entry>& entries) {
+  for (const Entry& entry : entries) {
+    if (entry.owner.kind != StageOwner::Kind::host) queue_->remove_bell(&entry.stage->bell());
+  }
 }
 
-Status Session::acquire(const StageOwner& owner, const cuda::Driver* driver, int tokens, bool deferring, Stage** out) {
-  const std::lock_guard lock(mutex_);
+std::vector<Session::Entry> Session::take_entries(const std::function<bool(const Entry&)>& condition) {
+  std::vector<Entry> taken;
+  for (Entry& entry : stages_) {
+    if (condition(entry)) taken.push_back(std::move(entry));
+  }
+  std::erase_if(stages_, [](const Entry& entry) { return !entry.stage; });
+  return taken;
+}
+
+Stage* Session::find_free(const StageOwner& owner, int tokens, bool deferring) {
   const auto usable = [&](const Entry& entry) {
     const StageSize& size = entry.stage->size();
     if (entry.users != 0 || entry.owner != owner || size.tokens < tokens || size.deferring < deferring) return false;
@@ -63,16 +72,23 @@ Status Session::acquire(const StageOwner& owner, const cuda::Driver* driver, int
   for (Entry& entry : stages_) {
     if (usable(entry) && (!best || entry.stage->size().tokens < best->stage->size().tokens)) best = &entry;
   }
-  if (!best) {
-    std::unique_ptr<Stage> stage;
-    KT_RETURN_IF_ERROR(Stage::create({capacity_for(owner, tokens), top_k_, hidden_, deferring}, driver, &stage));
-    if (owner.kind != StageOwner::Kind::host) queue_->add_bell(&stage->bell(), ring, this);
-    best = &stages_.emplace_back(std::move(stage), owner);
-  }
-  if (best->abandoned) best->stage->done().store(0, std::memory_order_relaxed);  // nobody waited for it
+  if (!best) return nullptr;
   best->abandoned = false;
   best->users = 1;
-  *out = best->stage.get();
+  return best->stage.get();
+}
+
+Status Session::acquire(const StageOwner& owner, const cuda::Driver* driver, int tokens, bool deferring, Stage** out) {
+  {
+    const std::lock_guard lock(mutex_);
+    if ((*out = find_free(owner, tokens, deferring))) return Status::ok();
+  }
+  std::unique_ptr<Stage> stage;
+  KT_RETURN_IF_ERROR(Stage::create({capacity_for(owner, tokens), top_k_, hidden_, deferring}, driver, &stage));
+  if (owner.kind != StageOwner::Kind::host) queue_->add_bell(&stage->bell(), ring, this);
+  *out = stage.get();
+  const std::lock_guard lock(mutex_);
+  stages_.push_back({std::move(stage), owner, 1});
   return Status::ok();
 }
 
@@ -89,9 +105,9 @@ void Session::abandon(Stage* stage) {
   }
 }
 
-Status Session::take_deferred(const StageOwner& owner, int layer_idx, int tokens, Stage** out) {
-  *out = nullptr;
-  Left left{};
+Status Session::take_deferred(const StageOwner& owner, int layer_idx, int tokens, Left* out) {
+  *out = {};
+  Left left;
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(left_.begin(), left_.end(), [&](const Left& l) { return l.owner == owner; });
@@ -100,7 +116,7 @@ Status Session::take_deferred(const StageOwner& owner, int layer_idx, int tokens
     left_.erase(found);
   }
   if (left.layer_idx < layer_idx && left.tokens == tokens) {
-    *out = left.stage;
+    *out = left;
     return Status::ok();
   }
   abandon(left.stage);
@@ -111,10 +127,20 @@ Status Session::take_deferred(const StageOwner& owner, int layer_idx, int tokens
                          "; call the layers of a pass with the same tokens, or set max_deferred_experts_per_token=0");
 }
 
-void Session::leave_deferred(const StageOwner& owner, int layer_idx, int tokens, Stage* stage) {
+void Session::put_back(const Left& left) {
   const std::lock_guard lock(mutex_);
-  left_.push_back({owner, layer_idx, tokens, stage});
-  ++find(stage)->users;
+  left_.push_back(left);
+}
+
+void Session::leave_deferred(const Left& left) {
+  const std::lock_guard lock(mutex_);
+  left_.push_back(left);
+  ++find(left.stage)->users;
+}
+
+void Session::count(const Call& call, int change) {
+  call.stage->running.fetch_add(change, std::memory_order_acq_rel);
+  if (call.taken_over) call.taken_over->running.fetch_add(change, std::memory_order_acq_rel);
 }
 
 uint32_t Session::add_call(const Call& call, const StageOwner& owner) {
@@ -131,16 +157,19 @@ uint32_t Session::add_call(const Call& call, const StageOwner& owner) {
   slot.call = call;
   slot.owner = owner;
   slot.used = true;
-  if (owner.kind != StageOwner::Kind::capture) call.stage->running.fetch_add(1, std::memory_order_relaxed);
+  if (owner.kind != StageOwner::Kind::capture) count(call, 1);
   return number;
+}
+
+void Session::free_call(Slot& slot) {
+  if (slot.owner.kind != StageOwner::Kind::capture) count(slot.call, -1);
+  slot.used = false;
+  free_calls_.push_back(slot.number);
 }
 
 void Session::drop_call(uint32_t number) {
   const std::lock_guard lock(mutex_);
-  Slot& slot = calls_[number - 1];
-  if (slot.owner.kind != StageOwner::Kind::capture) slot.call.stage->running.fetch_sub(1, std::memory_order_release);
-  slot.used = false;
-  free_calls_.push_back(number);
+  free_call(calls_[number - 1]);
 }
 
 void Session::finish_calls_of(const Layer* layer) {
@@ -160,10 +189,13 @@ void* Session::call_context(uint32_t number) {
   return &calls_[number - 1];
 }
 
+// When the bell has rung the call may be over, and with it the session.
 void Session::ring_call(void* call_context) {
   const Slot& slot = *static_cast<Slot*>(call_context);
+  Queue* const queue = slot.session->queue_;
+  slot.call.stage->done().store(0, std::memory_order_relaxed);
   slot.call.stage->bell().store(slot.number, std::memory_order_release);
-  slot.session->queue_->expect_bell();
+  queue->expect_bell();
 }
 
 void Session::ring(void* session, uint32_t number) {
@@ -183,15 +215,21 @@ Status Session::run_task(void* slot) {
   return Status::ok();
 }
 
+// An error is kept before anybody is told: who has waited for the output finds it.
 void Session::run_slot(Slot& slot) {
-  Status status = run(slot.call);
-  Stage& stage = *slot.call.stage;
-  const std::lock_guard lock(mutex_);
-  if (!status.is_ok() && slot.owner.kind != StageOwner::Kind::host && error_.is_ok()) error_ = std::move(status);
+  keep_error(slot.owner, run_due(slot.call));
+  tell(slot.call);
+  keep_error(slot.owner, run_deferred(slot.call));
   if (slot.owner.kind == StageOwner::Kind::capture) return;
-  slot.used = false;
-  free_calls_.push_back(slot.number);
-  stage.running.fetch_sub(1, std::memory_order_release);
+  const std::lock_guard lock(mutex_);
+  free_call(slot);
+}
+
+// Those of the host stay in the stage, for its sync.
+void Session::keep_error(const StageOwner& owner, Status status) {
+  if (status.is_ok() || owner.kind == StageOwner::Kind::host) return;
+  const std::lock_guard lock(mutex_);
+  if (error_.is_ok()) error_ = std::move(status);
 }
 
 Status Session::take_error() {
@@ -200,29 +238,33 @@ Status Session::take_error() {
 }
 
 void Session::end_lease(cuda::LeaseId lease) {
-  const std::lock_guard lock(mutex_);
-  const StageOwner owner{StageOwner::Kind::capture, lease};
-  for (Entry& entry : stages_) {
-    if (entry.owner == owner) free_entry(entry);
+  const auto ended = [&](const auto& one) {
+    return one.owner.kind == StageOwner::Kind::capture && one.owner.lease == lease;
+  };
+  std::vector<Entry> entries;  // freed when the mutex is free again
+  {
+    const std::lock_guard lock(mutex_);
+    entries = take_entries(ended);
+    std::erase_if(left_, ended);
   }
-  std::erase_if(stages_, [](const Entry& entry) { return !entry.stage; });
-  std::erase_if(left_, [&](const Left& left) { return left.owner == owner; });
+  remove_bells(entries);
+  const std::lock_guard lock(mutex_);
   for (Slot& slot : calls_) {
-    if (!slot.used || slot.owner != owner) continue;
-    slot.used = false;
-    free_calls_.push_back(slot.number);
+    if (slot.used && ended(slot)) free_call(slot);
   }
 }
 
 void Session::clear_stages(bool streams_idle) {
-  const std::lock_guard lock(mutex_);
-  for (Entry& entry : stages_) {
-    const bool idle = entry.users == 0 && entry.stage->running.load(std::memory_order_acquire) == 0;
-    const StageOwner::Kind kind = entry.owner.kind;
-    if (idle && (kind == StageOwner::Kind::host || (kind == StageOwner::Kind::stream && streams_idle)))
-      free_entry(entry);
+  std::vector<Entry> entries;
+  {
+    const std::lock_guard lock(mutex_);
+    entries = take_entries([&](const Entry& entry) {
+      const StageOwner::Kind kind = entry.owner.kind;
+      return (kind == StageOwner::Kind::host || (kind == StageOwner::Kind::stream && streams_idle)) &&
+             entry.users == 0 && entry.stage->running.load(std::memory_order_acquire) == 0;
+    });
   }
-  std::erase_if(stages_, [](const Entry& entry) { return !entry.stage; });
+  remove_bells(entries);
 }
 
 size_t Session::stage_count() const {

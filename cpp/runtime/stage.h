@@ -37,13 +37,16 @@ class Stage {
 
   // Written by the GPU when the tokens are here: which call they are for. Never 0. Reset by the queue.
   std::atomic<uint32_t>& bell() const { return *reinterpret_cast<std::atomic<uint32_t>*>(memory_); }
-  // Written by the queue when the output is here: 1. Reset by whoever waited for it in a stream.
+  // Written by the queue when the output is here: 1. Reset by a stream before it rings the bell: whatever became of the
+  // call before, and however often somebody waits for this one.
   std::atomic<uint32_t>& done() const { return *reinterpret_cast<std::atomic<uint32_t>*>(memory_ + kWordPitch); }
 
-  // For a host thread that waits: advances with every output. `status` is of the call before the last advance.
+  // For a host thread that waits: advances with every output. `status` is of the call before the last advance,
+  // `deferred_status` of its deferred rows: for whoever has waited for the call that adds them.
   Gate finished;
-  Status status;
-  // Calls submitted by the host and not finished, deferred part included. (Replays of a graph are not seen.)
+  Status status, deferred_status;
+  // Calls submitted by the host and not finished that use it, deferred part included, or add its deferred rows.
+  // (Replays of a graph are not seen.)
   std::atomic<int> running{0};
 
  private:
