@@ -21,7 +21,9 @@ Graph::~Graph() {
   const bool nested = in_callback;
   in_callback = true;
   for (UserObject* object : objects) {
-    if (--object->references == 0) object->destroy(object->object);
+    if (--object->references != 0) continue;
+    object->destroy(object->object);
+    object->object = nullptr;  // what was not freed is lost
   }
   in_callback = nested;
 }
