@@ -51,6 +51,17 @@ KT_TEST(task_adds_to_the_output_if_asked) {
   KT_CHECK(c.out == model.forward(0, c.batch, nullptr, &ones));
 }
 
+KT_TEST(task_skips_experts) {
+  Model model(1);
+  Case c(4);
+  const std::vector<uint8_t> skip = {1, 0, 1, 0, 0, 1, 0, 0};
+  ForwardTask task = c.task(*model.layers[0]);
+  task.skip = reinterpret_cast<uint64_t>(skip.data());
+  KT_CHECK(submit(*model.queue, task).is_ok());
+  KT_CHECK(model.queue->sync().is_ok());
+  KT_CHECK(c.out == model.forward(0, c.batch, skip.data()));
+}
+
 KT_TEST(task_errors_come_out_of_the_host_sync) {
   Model model(1);
   kt::Layer& empty = model.add_layer();
