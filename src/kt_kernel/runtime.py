@@ -3,11 +3,16 @@
 import os
 import sys
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kt_kernel import _core
+from kt_kernel.arguments import whole_number
+
+_POLL_S = 1e-4
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,21 @@ class Runtime:
         self.plan = plan
         self.pool = _core.Pool(list(plan.threads), list(plan.numa_ids), [list(cpus) for cpus in plan.cpus])
         self.queue = _core.Queue(self.pool)
+        self._tasks: deque[_core.ForwardTask] = deque()
+        self._process = os.getpid()
+
+    def submit(self, task: "_core.ForwardTask") -> None:
+        """The queue does not own its tasks: they, and so their layers, are kept here until they have run."""
+        with _lock:
+            self._tasks.append(task)
+            self.queue.submit(task)
+            for _ in range(len(self._tasks) - self.queue.pending):  # they run in order
+                self._tasks.popleft()
+
+    def wait_until_idle(self) -> None:
+        """Leaves errors to the next sync. In a forked child nothing would ever be done."""
+        while self.queue.pending and os.getpid() == self._process:
+            time.sleep(_POLL_S)
 
 
 class Model:
@@ -61,34 +81,61 @@ def plan_pool(
     """
     topology = topology or _core.topology()
     nodes = {node.id: node for node in topology.nodes}
-    if numa_nodes is not None:
-        missing = [n for n in numa_nodes if n not in nodes]
-        if missing:
-            known = ", ".join(str(n) for n in nodes)
-            raise ValueError(f"numa_nodes={list(numa_nodes)}: this process has no CPUs on {missing}; it has on {known}")
-        if subpools is not None and len(numa_nodes) != subpools:
-            raise ValueError(
-                f"numa_nodes={list(numa_nodes)} has {len(numa_nodes)} entries; threadpool_count is {subpools}"
-            )
-        places = list(numa_nodes)
-    else:
-        places = [list(nodes)[i % len(nodes)] for i in range(subpools or len(nodes))]
+    places = _places(nodes, subpools, numa_nodes)
     count = len(places)
-    if count < 1:
-        raise ValueError("threadpool_count=0; pass 1 or more")
-    if threads is None:
-        threads = sum(nodes[n].physical_cores for n in set(places))
-    if threads < count:
-        raise ValueError(f"cpuinfer_threads={threads} cannot be spread over {count} sub-pools; pass {count} or more")
     usable = sum(len(nodes[n].cpus) for n in set(places))
     if beside_gpu and usable == topology.cpus:
         usable -= 1
+    if threads is None:
+        threads = max(count, min(usable, sum(nodes[n].physical_cores for n in set(places))))
+    threads = whole_number("cpuinfer_threads", threads, 1)
+    if threads < count:
+        raise ValueError(f"cpuinfer_threads={threads} cannot be spread over {count} sub-pools; pass {count} or more")
     if threads > max(usable, count):
         spared = " besides one for the thread that drives the GPU" if beside_gpu else ""
         _warn_once(f"cpuinfer_threads={threads}, but this process may use {usable} CPUs there{spared}: using {usable}")
         threads = max(usable, count)
+    return _plan(nodes, places, [threads // count + (i < threads % count) for i in range(count)])
 
-    sizes = [threads // count + (i < threads % count) for i in range(count)]
+
+def plan_subpools(
+    sizes: Sequence[int], numa_nodes: Sequence[int], topology: "_core.Topology | None" = None
+) -> PoolPlan:
+    """Sub-pools of these sizes on these nodes; of equal sizes if they have more threads than there are CPUs."""
+    topology = topology or _core.topology()
+    nodes = {node.id: node for node in topology.nodes}
+    places = _places(nodes, len(sizes), numa_nodes)
+    sizes = [whole_number("threads of a sub-pool", size, 1) for size in sizes]
+    if sum(sizes) > sum(len(nodes[n].cpus) for n in set(places)):
+        return plan_pool(sum(sizes), len(sizes), numa_nodes, topology)
+    return _plan(nodes, places, sizes)
+
+
+def _places(
+    nodes: "dict[int, _core.TopologyNode]", subpools: int | None, numa_nodes: Sequence[int] | None
+) -> list[int]:
+    """The node of each sub-pool."""
+    if subpools is not None:
+        subpools = whole_number("threadpool_count", subpools, 1)
+    if numa_nodes is None:
+        return [list(nodes)[i % len(nodes)] for i in range(subpools or len(nodes))]
+    if not isinstance(numa_nodes, Sequence) or isinstance(numa_nodes, str):
+        raise TypeError(f"numa_nodes={numa_nodes!r} is a {type(numa_nodes).__name__}; pass a list of nodes, or None")
+    places = list(numa_nodes)
+    if len(places) != (subpools or len(places)):
+        raise ValueError(
+            f"numa_nodes={places} has {len(places)} entries; threadpool_count is {subpools}, and they must be equal"
+        )
+    missing = [n for n in places if n not in nodes]
+    if not places:
+        raise ValueError("numa_nodes=[]; name the node of each sub-pool, or pass None")
+    if missing:
+        known = ", ".join(str(n) for n in nodes)
+        raise ValueError(f"numa_nodes={places}: this process has no CPUs on {missing}; it has on {known}")
+    return places
+
+
+def _plan(nodes: "dict[int, _core.TopologyNode]", places: list[int], sizes: list[int]) -> PoolPlan:
     taken = dict.fromkeys(places, 0)
     cpus = []
     for place, size in zip(places, sizes, strict=True):

@@ -1,10 +1,11 @@
 """KTMoEWrapper: the routed experts of one layer on the CPU, for engines and scripts."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kt_kernel import _core, deferral, env, placement, runtime
+from kt_kernel.arguments import whole_number
 from kt_kernel.methods import format_of
 from kt_kernel.tokens import Tokens, as_tokens, empty_output, stream_context, stream_handle
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from kt_kernel.kt_kernel_ext import CPUInfer
 
 _UNLIMITED = 1 << 30  # tokens
+# What the core's messages call our arguments.
+_OUR_NAMES = {
+    "top_k": "num_experts_per_tok",
+    "intermediate_size": "moe_intermediate_size",
+    " nodes": " sub-pools (threadpool_count)",
+}
 
 
 class KTMoEWrapper:
@@ -31,7 +38,7 @@ class KTMoEWrapper:
         cpuinfer_threads: worker threads; None = one for each physical core.
         threadpool_count: sub-pools, each on a NUMA node with its part of every expert; None = one for each node.
         weight_path: folder of the weights.
-        chunked_prefill_size: most tokens of one call; None or below 1 = no limit.
+        chunked_prefill_size: most tokens of one call; None, 0 or -1 = no limit.
         cpu_save: load_weights_from_tensors also writes what it quantised to ``weight_path``.
         max_deferred_experts_per_token: experts of each token that may be added one layer later.
         method: how the weights are kept; see ``kt_kernel.methods``.
@@ -69,42 +76,63 @@ class KTMoEWrapper:
         if mode != "inference":
             raise ValueError(f"mode={mode!r}: only 'inference' is offered")
         weight_format = format_of(method)
-        self.layer_idx = layer_idx
-        self.num_experts = num_experts
-        self.num_experts_per_tok = num_experts_per_tok
-        self.hidden_size = hidden_size
-        self.moe_intermediate_size = moe_intermediate_size
-        self.weight_path = os.fspath(weight_path)
+        self.layer_idx = whole_number("layer_idx", layer_idx, 0)
+        self.num_experts = whole_number("num_experts", num_experts, 1)
+        self.num_experts_per_tok = whole_number("num_experts_per_tok", num_experts_per_tok, 1)
+        self.hidden_size = whole_number("hidden_size", hidden_size, 1)
+        self.moe_intermediate_size = whole_number("moe_intermediate_size", moe_intermediate_size, 1)
+        self.weight_path = _path(weight_path)
         self.chunked_prefill_size = chunked_prefill_size
         self.cpu_save = cpu_save
-        self.max_deferred_experts_per_token = max_deferred_experts_per_token or 0
+        self.max_deferred_experts_per_token = whole_number(
+            "max_deferred_experts_per_token",
+            max_deferred_experts_per_token or 0,
+            0,
+            self.num_experts_per_tok,
+            "num_experts_per_tok",
+        )
         self.method = method
         self.skip_gpu_experts = env.skip_gpu_experts() if skip_gpu_experts is None else skip_gpu_experts
+        if cpu_save and not self.weight_path:
+            raise ValueError("cpu_save=True needs weight_path, the folder to write to")
 
         runtime.drop_ended_graphs()
         plan = runtime.plan_pool(cpuinfer_threads, threadpool_count, numa_nodes, beside_gpu=_has_gpu())
         self._runtime = runtime.runtime_for(plan)
-        unlimited = chunked_prefill_size is None or chunked_prefill_size < 1
-        self._layer = _core.MoELayer(
-            self._runtime.pool,
-            format=weight_format,
-            num_experts=num_experts,
-            top_k=num_experts_per_tok,
-            hidden_size=hidden_size,
-            intermediate_size=moe_intermediate_size,
-            max_tokens=_UNLIMITED if unlimited else chunked_prefill_size,
-            swiglu_limit=swiglu_limit,
-            swiglu_alpha=swiglu_alpha,
-        )
+        self._layer = self._make_layer(weight_format, swiglu_limit, swiglu_alpha)
         # bool [num_experts] on the CPU, read at every forward: change it in place.
-        self.gpu_experts_mask = placement.live_mask(self._layer, num_experts)
+        self.gpu_experts_mask = placement.live_mask(self._layer, self.num_experts)
         placement.fill_mask(self.gpu_experts_mask, gpu_experts_mask, num_gpu_experts)
         self.num_gpu_experts = int(self.gpu_experts_mask.sum())
         # None until weights are loaded.
         self.moe: _core.MoELayer | None = None
-        self._model = runtime.model_for(self._runtime, self.weight_path, hidden_size, num_experts_per_tok, layer_idx)
-        self._port = _core.Port(self._model.session, self._layer, layer_idx, self.max_deferred_experts_per_token)
+        self._model = runtime.model_for(
+            self._runtime, self.weight_path, self.hidden_size, self.num_experts_per_tok, self.layer_idx
+        )
+        self._port = _core.Port(self._model.session, self._layer, self.layer_idx, self.max_deferred_experts_per_token)
         self._submitted_nothing = False  # a call of 0 tokens is in flight
+
+    def _make_layer(self, weight_format: str, swiglu_limit: float, swiglu_alpha: float) -> "_core.MoELayer":
+        chunk = self.chunked_prefill_size
+        if chunk is not None:
+            chunk = whole_number("chunked_prefill_size", chunk, -1)
+        try:
+            return _core.MoELayer(
+                self._runtime.pool,
+                format=weight_format,
+                num_experts=self.num_experts,
+                top_k=self.num_experts_per_tok,
+                hidden_size=self.hidden_size,
+                intermediate_size=self.moe_intermediate_size,
+                max_tokens=_UNLIMITED if chunk is None or chunk < 1 else min(chunk, _UNLIMITED),
+                swiglu_limit=swiglu_limit,
+                swiglu_alpha=swiglu_alpha,
+            )
+        except ValueError as error:
+            message = str(error)
+            for core, ours in _OUR_NAMES.items():
+                message = message.replace(core, ours)
+            raise ValueError(message) from None
 
     @property
     def cpu_infer(self) -> "CPUInfer":
@@ -119,14 +147,11 @@ class KTMoEWrapper:
         """Loads the experts of this layer from ``weight_path``. Slot p gets logical expert ``map[p]``; None = p."""
         from kt_kernel import weights
 
-        self._no_call_in_flight()
+        if not self.weight_path:
+            raise ValueError("load_weights() needs weight_path, the folder of the weights; it was not given")
+        logical_ids = self._begin_load(physical_to_logical_map)
         weights.load_layer(
-            self._layer,
-            self.method,
-            self.weight_path,
-            self.layer_idx,
-            self._logical_ids(physical_to_logical_map),
-            skip=self._skipped(),
+            self._layer, self.method, self.weight_path, self.layer_idx, logical_ids, skip=self._skipped()
         )
         self.moe = self._layer
 
@@ -143,14 +168,14 @@ class KTMoEWrapper:
         """
         from kt_kernel import weights
 
-        self._no_call_in_flight()
+        logical_ids = self._begin_load(physical_to_logical_map)
         weights.load_layer_from_tensors(
             self._layer,
             self.method,
             gate_proj,
             up_proj,
             down_proj,
-            self._logical_ids(physical_to_logical_map),
+            logical_ids,
             skip=self._skipped(),
             save_to=self.weight_path if self.cpu_save else None,
             layer_idx=self.layer_idx,
@@ -159,29 +184,20 @@ class KTMoEWrapper:
 
     def load_random_weights(self, seed: int) -> None:
         """Random weights in every expert, for measurements."""
-        self._no_call_in_flight()
+        self._begin_load(None)
         self._layer.fill_random(seed)
         self.moe = self._layer
 
-    def _logical_ids(self, physical_to_logical_map: "torch.Tensor | Sequence[int] | None") -> list[int]:
-        if physical_to_logical_map is None:
-            return list(range(self.num_experts))
-        if hasattr(physical_to_logical_map, "tolist"):
-            physical_to_logical_map = physical_to_logical_map.tolist()
-        ids = list(physical_to_logical_map)
-        if len(ids) != self.num_experts or not all(isinstance(i, int) for i in ids):
-            raise ValueError(
-                f"physical_to_logical_map must be {self.num_experts} integers (num_experts); it has {len(ids)} entries"
-                f"{'' if all(isinstance(i, int) for i in ids) else ', not all of them integers'}"
-            )
-        return ids
+    def _begin_load(self, physical_to_logical_map: "torch.Tensor | Sequence[int] | None") -> list[int]:
+        """Logical ids of the slots. Until the load has ended there are no weights: an interrupt leaves some of each."""
+        if self._port.in_flight:
+            raise RuntimeError("weights cannot change between submit_forward and sync_forward; call sync_forward first")
+        logical_ids = placement.logical_ids(physical_to_logical_map, self.num_experts)
+        self.moe = None
+        return logical_ids
 
     def _skipped(self) -> list[bool] | None:
         return self.gpu_experts_mask.tolist() if self.skip_gpu_experts else None
-
-    def _no_call_in_flight(self) -> None:
-        if self._port.in_flight:
-            raise RuntimeError("weights cannot change between submit_forward and sync_forward; call sync_forward first")
 
     # Forward
 
@@ -255,16 +271,15 @@ class KTMoEWrapper:
     # Buffers of all wrappers
 
     @staticmethod
-    def set_capture_batch_sizes(capture_bs: Sequence[int]) -> None:
+    def set_capture_batch_sizes(capture_bs: Iterable[int]) -> None:
         """Names the batch sizes that CUDA graphs will be captured for.
 
         Any size can be captured: memory of a graph is made when it is captured and lives as long as the graph.
         """
         global _capture_batch_sizes
-        sizes = [int(size) for size in capture_bs]
-        if any(size < 1 for size in sizes):
-            raise ValueError(f"capture batch sizes must be 1 or more; got {sizes}")
-        _capture_batch_sizes = sizes
+        if not isinstance(capture_bs, Iterable):
+            raise TypeError(f"capture_bs={capture_bs!r} is a {type(capture_bs).__name__}; pass a list of batch sizes")
+        _capture_batch_sizes = [whole_number("a size of capture_bs", size, 1) for size in capture_bs]
 
     @staticmethod
     def get_capture_batch_sizes() -> list[int]:
@@ -300,3 +315,13 @@ def _cuda_is_idle() -> bool:
 def _refuse_stream(cuda_stream: object, device: "torch.device") -> None:
     if stream_handle(cuda_stream, device) != 0:
         raise ValueError(f"cuda_stream={cuda_stream!r} was given with CPU tensors; pass None, or CUDA tensors")
+
+
+def _path(weight_path: object) -> str:
+    try:
+        path = os.fspath(weight_path)
+    except TypeError:
+        path = None
+    if not isinstance(path, str):
+        raise TypeError(f"weight_path={weight_path!r} is a {type(weight_path).__name__}; pass a str or a Path")
+    return path
