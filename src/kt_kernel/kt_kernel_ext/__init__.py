@@ -39,7 +39,7 @@ class CPUInfer:
                     f"{len(threads.subpool_numa_map)} entries, subpool_thread_count "
                     f"{len(threads.subpool_thread_count)}; all must be equal"
                 )
-            plan = runtime.plan_pool(sum(threads.subpool_thread_count), count, threads.subpool_numa_map)
+            plan = runtime.plan_subpools(threads.subpool_thread_count, threads.subpool_numa_map)
         else:
             plan = runtime.plan_pool(threads, None, None)
         self._runtime = runtime.runtime_for(plan)
@@ -56,10 +56,11 @@ class CPUInfer:
         return self._runtime
 
     def submit(self, task: Task) -> None:
-        """Puts a task on the queue and returns. Loading is done at once: it needs the caller's memory."""
+        """Puts a task on the queue and returns. Loading is done here, after what was submitted before."""
         if isinstance(task, _core.ForwardTask):
-            self._runtime.queue.submit(task)
+            self._runtime.submit(task)
         else:
+            self._runtime.wait_until_idle()
             task()
 
     def sync(self, allow_n_pending: int = 0) -> None:

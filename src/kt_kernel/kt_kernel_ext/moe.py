@@ -77,6 +77,13 @@ class _Layer:
     def __init__(self, config: MOEConfig):
         if config.pool is None:
             raise ValueError("MOEConfig.pool is not set; give it CPUInfer.backend_")
+        if config.max_len < 1:
+            raise ValueError(f"MOEConfig.max_len is {config.max_len}; set it to the most tokens of one call")
+        if not 0 <= config.num_gpu_experts <= config.expert_num:
+            raise ValueError(
+                f"MOEConfig.num_gpu_experts is {config.num_gpu_experts}; it must be in 0..{config.expert_num} "
+                "(expert_num)"
+            )
         self._config = config
         self._layer = _core.MoELayer(
             config.pool.pool,
@@ -122,9 +129,9 @@ class _Layer:
     def forward(
         self, n_tokens: int, top_k: int, ids: int, weights: int, input: int, output: int, incremental: bool = False
     ) -> None:
-        queue = self._config.pool.queue
-        queue.submit(self.forward_task(n_tokens, top_k, ids, weights, input, output, incremental))
-        queue.sync()
+        pool = self._config.pool
+        pool.submit(self.forward_task(n_tokens, top_k, ids, weights, input, output, incremental))
+        pool.queue.sync()
 
     def _matrix(self, name: str, expert: int, shape: tuple[int, int]) -> "np.ndarray":
         import numpy as np
