@@ -1,7 +1,14 @@
+import os
+from pathlib import Path
+
 import hypothesis
 import pytest
 
 from kt_kernel import _core
+
+# numpy is not loaded yet. Its threads and those of the pools under test would wait for each other: references of small
+# layers took ten times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # The same examples in every run; `--hypothesis-profile explore` looks for new ones.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
@@ -13,6 +20,17 @@ _ERRORS = pytest.StashKey[dict]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_ERRORS] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--readmes", type=Path, metavar="FOLDER", help="also run the Python blocks of the files there")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "readme" in metafunc.fixturenames:
+        folder = metafunc.config.getoption("readmes")
+        files = sorted(path for path in folder.iterdir() if path.is_file()) if folder else []
+        metafunc.parametrize("readme", files, ids=[path.name for path in files])
 
 
 def pytest_report_header() -> str:

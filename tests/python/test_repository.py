@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -71,12 +70,3 @@ def test_features_of_the_table_are_known_to_the_core():
     table = set(re.findall(r"^set\(KT_FLAG_(\w+)", (ROOT / "cmake/isa.cmake").read_text(), re.MULTILINE))
     core = set(re.findall(r"^\s+X\((\w+), leaf", (ROOT / "cpp/cpu/features.h").read_text(), re.MULTILINE))
     assert table == core
-
-
-def test_the_example_of_the_readme_runs():
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    names: dict = {}
-    exec(compile(code, "README.md", "exec"), names)
-    values = (names["out"].astype(np.uint32) << 16).view(np.float32)
-    assert np.isfinite(values).all()
-    assert values.std() > 0.01
