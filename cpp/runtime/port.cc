@@ -29,8 +29,10 @@ void wait_done(void* context) {
 
 uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
-StageOwner owner_of(cuda::Stream stream, cuda::LeaseId lease) {
-  return {lease ? StageOwner::Kind::capture : StageOwner::Kind::stream, address(stream), lease};
+StageOwner owner_of(const cuda::Driver& driver, cuda::Stream stream, cuda::LeaseId lease) {
+  cuda::Context context = nullptr;
+  driver.cuCtxGetCurrent(&context);
+  return {lease ? StageOwner::Kind::capture : StageOwner::Kind::stream, address(context), address(stream), lease};
 }
 
 }  // namespace
@@ -175,7 +177,7 @@ Status Port::submit_on(const cuda::Driver& driver, cuda::Stream stream, const To
     cuda::prepare(driver);
     layer_->pool().make_way();
   }
-  KT_RETURN_IF_ERROR(begin(owner_of(stream, *lease), &driver, tokens));
+  KT_RETURN_IF_ERROR(begin(owner_of(driver, stream, *lease), &driver, tokens));
   Status status = send(driver, stream, tokens);
   if (!status.is_ok()) {
     session_->drop_call(number_);
@@ -208,7 +210,7 @@ Status Port::sync_on(const cuda::Driver& driver, cuda::Stream stream, int tokens
   KT_RETURN_IF_ERROR(session_->take_error());
   cuda::LeaseId lease = 0;
   KT_RETURN_IF_ERROR(cuda::lease_of(driver, stream, &lease));
-  if (owner_of(stream, lease) != owner_) {
+  if (owner_of(driver, stream, lease) != owner_) {
     return Status::invalid("submit_forward and sync_forward of a call must be given the same cuda_stream");
   }
   if (has_memory_operations(driver)) {

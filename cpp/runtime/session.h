@@ -28,6 +28,7 @@ namespace kt {
 // Who may use a stage.
 struct StageOwner {
   enum class Kind { host, stream, capture } kind = Kind::host;
+  uint64_t context = 0;     // of the GPU: handles such as 0 are the same on each
   uint64_t stream = 0;      // handle; streams captured into one graph are branches of it, which run side by side
   cuda::LeaseId lease = 0;  // of the capture
   bool operator==(const StageOwner&) const = default;

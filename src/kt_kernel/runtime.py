@@ -178,9 +178,9 @@ def drop_ended_graphs() -> None:
     """Frees what graphs used that are gone."""
     with _lock:
         for lease in _core.ended_leases():
-            _captured.pop(lease, None)
             for model in list(_every_model):
                 model.session.end_lease(lease)
+            _captured.pop(lease, None)  # last: the queue may have computed with it until now
 
 
 def clear_stages(streams_idle: bool) -> None:

@@ -179,7 +179,7 @@ def test_another_number_of_experts(naming, tmp_path):
     write_safetensors(tmp_path / "model.safetensors", checkpoint_tensors(originals(SHAPE), BASES[0], naming))
     with pytest.raises(ValueError, match=r"\(layer 7\) has 3 experts; this layer was made for 2"):
         load(tmp_path, shape=Shape(2, 1, 72, 130))
-    with pytest.raises(ValueError, match=r"physical_to_logical\[3\] is 3; .* has 3 experts, 0\.\.2"):
+    with pytest.raises(ValueError, match=r"physical_to_logical_map\[3\] is 3; .* has 3 experts, 0\.\.2"):
         load(tmp_path, shape=Shape(4, 1, 72, 130))
 
 

@@ -92,19 +92,19 @@ def test_maps_that_cannot_be(checkpoint, from_files):
     source = (checkpoint[0] if from_files else None, checkpoint[1])
     layer = make_layer(SHAPE, "int8")
     for value in (-1, 4):
-        with pytest.raises(ValueError, match=rf"physical_to_logical\[2\] is {value}; .* has 4 experts, 0\.\.3"):
+        with pytest.raises(ValueError, match=rf"physical_to_logical_map\[2\] is {value}; .* has 4 experts, 0\.\.3"):
             load(source, layer, "AMXINT8", physical_to_logical=[0, 1, value, 3])
-    with pytest.raises(ValueError, match="physical_to_logical has 3 entries; this layer has 4 experts"):
+    with pytest.raises(ValueError, match="physical_to_logical_map has 3 entries; this layer has 4 experts"):
         load(source, layer, "AMXINT8", physical_to_logical=[0, 1, 2])
     with pytest.raises(ValueError, match="skip has 5 entries; this layer has 4 experts"):
         load(source, layer, "AMXINT8", skip=[False] * 5)
-    with pytest.raises(TypeError, match="physical_to_logical must hold integers"):
+    with pytest.raises(TypeError, match="physical_to_logical_map must hold integers"):
         load(source, layer, "AMXINT8", physical_to_logical=[0.5, 1, 2, 3])
 
 
 def test_methods_that_do_not_fit(checkpoint):
     layer = make_layer(SHAPE, "int8")
-    with pytest.raises(ValueError, match="'AMXINT5' is unknown; the methods are: AMXINT8, AMXINT4, INT4G, BF16"):
+    with pytest.raises(ValueError, match="'AMXINT5' is unknown; the methods are BF16, AMXINT8, AMXINT4, INT4G"):
         load_layer(layer, "AMXINT5", checkpoint[0], 5)
     with pytest.raises(ValueError, match="method BF16 needs a layer of bf16; this one is int8"):
         load_layer(layer, "BF16", checkpoint[0], 5)
@@ -137,13 +137,13 @@ class TestTensors:
     def test_what_is_refused(self):
         layer = make_layer(SHAPE, "int8")
         gate, up, down = stacked(originals(SHAPE))
-        with pytest.raises(ValueError, match=r"up has shape \[4, 72, 130\]; this layer needs \['E', 130, 72\]"):
+        with pytest.raises(ValueError, match=r"up_proj has shape \[4, 72, 130\]; it must be \[4, 130, 72\]"):
             load_layer_from_tensors(layer, "AMXINT8", gate, down, down)
-        with pytest.raises(ValueError, match=r"down has shape \[3, 72, 130\]"):
+        with pytest.raises(ValueError, match=r"down_proj has shape \[3, 72, 130\]"):
             load_layer_from_tensors(layer, "AMXINT8", gate, up, down[:3])
-        with pytest.raises(ValueError, match=r"gate has shape \[\]"):
+        with pytest.raises(ValueError, match=r"gate_proj has shape \[\]"):
             load_layer_from_tensors(layer, "AMXINT8", None, up, down)
-        with pytest.raises(TypeError, match="gate holds int32; weights must be bf16, f16 or f32"):
+        with pytest.raises(TypeError, match="gate_proj holds int32; weights must be bf16, f16 or f32"):
             load_layer_from_tensors(layer, "AMXINT8", gate.astype(np.int32), up, down)
         with pytest.raises(ValueError, match="save_to needs layer_idx"):
             load_layer_from_tensors(layer, "AMXINT8", gate, up, down, save_to="x")
@@ -155,7 +155,7 @@ class TestTensors:
         torch = pytest.importorskip("torch")
         layer = make_layer(SHAPE, "int8")
         gate, up, down = (torch.from_numpy(array.astype(np.int32)) for array in stacked(originals(SHAPE)))
-        with pytest.raises(TypeError, match=r"gate holds torch\.int32"):
+        with pytest.raises(TypeError, match=r"gate_proj holds torch\.int32"):
             load_layer_from_tensors(layer, "AMXINT8", gate, up, down)
         with pytest.raises(ValueError, match=r"gate is on meta; weights must be on the CPU: use gate\.cpu\(\)"):
             load_layer_from_tensors(layer, "AMXINT8", gate.float().to("meta"), up, down)

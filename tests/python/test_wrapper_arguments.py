@@ -140,13 +140,13 @@ class TestLoads:
     def test_tensors_of_another_shape_type_or_device(self):
         gate, up, down = tensors(SHAPE)
         wrapper = make(SHAPE)
-        with pytest.raises(ValueError, match=r"up has shape \[8, 64, 192\]; this layer needs \['E', 192, 64\]"):
+        with pytest.raises(ValueError, match=r"up_proj has shape \[8, 64, 192\]; it must be \[8, 192, 64\]"):
             wrapper.load_weights_from_tensors(gate, down, down)
-        with pytest.raises(ValueError, match=r"up has shape \[8, 192, 64\]"):
+        with pytest.raises(ValueError, match=r"up_proj has shape \[8, 192, 64\]"):
             wrapper.load_weights_from_tensors(gate[:7], up, down)
-        with pytest.raises(TypeError, match=r"down holds torch\.int8"):
+        with pytest.raises(TypeError, match=r"down_proj holds torch\.int8"):
             wrapper.load_weights_from_tensors(gate, up, down.to(torch.int8))
-        with pytest.raises(ValueError, match="gate is on meta"):
+        with pytest.raises(ValueError, match="gate_proj is on meta"):
             wrapper.load_weights_from_tensors(gate.to("meta"), up, down)
         assert wrapper.moe is None
 

@@ -149,14 +149,14 @@ def _slots(layer, experts: Experts, physical_to_logical, skip) -> dict[int, list
         raise ValueError(f"{experts.where} has {experts.count} experts; this layer was made for {total}")
     logical = [*range(total)] if physical_to_logical is None else _integers(physical_to_logical)
     skipped = [False] * total if skip is None else [bool(flag) for flag in skip]
-    for name, values in (("physical_to_logical", logical), ("skip", skipped)):
+    for name, values in (("physical_to_logical_map", logical), ("skip", skipped)):
         if len(values) != total:
             raise ValueError(f"{name} has {len(values)} entries; this layer has {total} experts")
     slots: dict[int, list[int]] = {}
     for slot, expert in enumerate(logical):
         if not 0 <= expert < experts.count:
             raise ValueError(
-                f"physical_to_logical[{slot}] is {expert}; {experts.where} has {experts.count} experts, 0.."
+                f"physical_to_logical_map[{slot}] is {expert}; {experts.where} has {experts.count} experts, 0.."
                 f"{experts.count - 1}"
             )
         if not skipped[slot]:
@@ -168,4 +168,4 @@ def _integers(values: Iterable[int]) -> list[int]:
     try:
         return [operator.index(value) for value in values]
     except TypeError:
-        raise TypeError("physical_to_logical must hold integers") from None
+        raise TypeError("physical_to_logical_map must hold integers") from None

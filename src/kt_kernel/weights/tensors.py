@@ -17,11 +17,16 @@ class TensorExperts:
         for name, shape in shapes.items():
             needed = (self.count, *sizes.shape(name))
             if shape != needed or self.count == 0:
-                raise ValueError(f"{name} has shape {list(shape)}; this layer needs {['E', *needed[1:]]}")
+                wanted = [self.count or "E", *needed[1:]] if name != "gate" else ["E", *needed[1:]]
+                raise ValueError(f"{name}_proj has shape {list(shape)}; it must be {_text(wanted)}")
 
     def matrices(self, expert: int) -> list[object]:
         """bf16 gate, up and down."""
-        return [to_bf16(tensor[expert], name) for name, tensor in self._tensors.items()]
+        return [to_bf16(tensor[expert], f"{name}_proj") for name, tensor in self._tensors.items()]
 
     def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
         layer.load_expert(slot, *self.matrices(expert))
+
+
+def _text(shape: list[object]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
