@@ -157,7 +157,7 @@ class TestTensors:
         gate, up, down = (torch.from_numpy(array.astype(np.int32)) for array in stacked(originals(SHAPE)))
         with pytest.raises(TypeError, match=r"gate_proj holds torch\.int32"):
             load_layer_from_tensors(layer, "AMXINT8", gate, up, down)
-        with pytest.raises(ValueError, match=r"gate_proj is on meta; weights must be on the CPU: use gate_proj\.cpu\(\)"):
+        with pytest.raises(ValueError, match=r"gate_proj is on meta; .*: use gate_proj\.cpu\(\)"):
             load_layer_from_tensors(layer, "AMXINT8", gate.float().to("meta"), up, down)
 
 
