@@ -1,6 +1,7 @@
 #include "moe/forward.h"
 
 #include <algorithm>
+#include <climits>
 #include <atomic>
 #include <cstring>
 
@@ -11,6 +12,8 @@ namespace {
 constexpr int kTasksPerWorker = 8;
 // Rows per expert from which on a product is bound by arithmetic.
 constexpr int kManyRows = 16;
+// What reading its activations costs a task of the down projection, in panels of output.
+constexpr int kReadPanels = 2;
 // Depth of one quantisation task.
 constexpr int kQuantisePiece = kMaxSpan;
 
@@ -133,15 +136,15 @@ struct ForwardPass {
     }
   }
 
-  // Few rows: many small tasks, since only the weights' bytes count. Many rows: as wide as the last round of tasks
-  // still keeps every worker busy, since each task reads all activations.
+  // Few rows: many small tasks, since only the weights' bytes count. Many rows: each task reads all activations, which
+  // costs as much as kReadPanels panels more, so wide ones; but the last round should keep every worker busy.
   int down_block(int panels, int threads) const {
     if (!many_rows()) return clamp(panels / (threads * kTasksPerWorker), 1, down_panels_max(isa));
-    int best = 1, least = panels;
-    for (int block = 1; block <= down_panels_max(isa); block *= 2) {
-      const int longest = div_up(div_up(panels, block), threads) * block;
-      if (longest <= least) {
-        least = longest;
+    int best = 1, least = INT_MAX;
+    for (int block = 1; block <= down_panels_max(isa); block += block == 1 ? 1 : 2) {  // tiles take two panels at once
+      const int time = div_up(div_up(panels, block), threads) * (block + kReadPanels);
+      if (time <= least) {
+        least = time;
         best = block;
       }
     }

@@ -17,8 +17,8 @@ constexpr int kMaxNodes = 64;
 // Elements from row to row of the bf16 intermediate; 32 elements of padding spread the rows over the cache sets.
 constexpr size_t hidden_pitch(int shard_size) { return static_cast<size_t>(padded_depth(shard_size)) + 32; }
 
-// Output panels of one task of the down projection.
-constexpr int down_panels_max(const IsaTable& isa) { return isa.max_panels / 4; }
+// Output panels of one task of the down projection, at most: the sums of 2048 tokens are then 1 to 1.5 MB.
+constexpr int down_panels_max(const IsaTable& isa) { return 3 * isa.max_panels / 8; }
 
 // Of the experts that the workspace's plan does not leave out.
 Status run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args);
