@@ -1,8 +1,8 @@
 #include "moe/forward.h"
 
 #include <algorithm>
-#include <climits>
 #include <atomic>
+#include <climits>
 #include <cstring>
 
 namespace kt {
