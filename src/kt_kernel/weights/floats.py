@@ -4,6 +4,8 @@ import numpy as np
 
 _CHUNK = 1 << 20  # elements converted at a time: bounds what is in memory beside source and result
 
+BF16_LIMIT = 2.0**128 * (1 - 2.0**-9)  # from here on values round to infinity in bf16
+
 
 def _round(values: np.ndarray) -> np.ndarray:
     """To nearest even; NaN stays NaN."""

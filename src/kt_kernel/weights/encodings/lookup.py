@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kt_kernel.weights.floats import round_once
+from kt_kernel.weights.floats import BF16_LIMIT, round_once
 
 CHUNK = 1 << 16  # weights at a time: indices and results stay in L2
 
@@ -12,12 +12,14 @@ def rows_of_chunk(columns: int) -> int:
 
 
 def products(scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """[..., len(codes)] bf16 bits of f32 or f64 scales with the values of codes; codes that mean NaN give 0.
+    """[..., len(codes)] bf16 bits of f32 or f64 scales with the values of codes.
 
-    Exact in f64: a code has up to 4 significant bits, a scale up to 28. Scales that are NaN are not used.
+    Exact in f64: a code has up to 4 significant bits, a scale up to 28. What is NaN or too large for bf16 gives 0 too:
+    such scales were refused where they are used.
     """
-    exact = scales.astype(np.float64)[..., None] * np.where(np.isnan(codes), 0, codes)
-    return round_once(np.where(np.isfinite(exact), exact, 0))
+    exact = scales.astype(np.float64)[..., None] * codes
+    exact[~(np.abs(exact) < BF16_LIMIT)] = 0
+    return round_once(exact)
 
 
 def by_block(codes: np.ndarray, tables: np.ndarray, block_rows: int, block_columns: int) -> np.ndarray:

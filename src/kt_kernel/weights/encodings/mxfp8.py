@@ -19,13 +19,8 @@ def decode(parts: Parts, shape: Shape) -> np.ndarray:
     codes.check_shape(shape)
     scale.check_shape((rows, -(-columns // GROUP)))
     refuse_code(codes, E4M3_NAN, 0x7F)
-    table = products_of(e8m0_scales(scale, np.nanmax(E4M3)))
+    table = products(e8m0_scales(scale, np.nanmax(E4M3)), E4M3)
     return by_scale_code(codes.array, scale.array, table, GROUP)
-
-
-def products_of(scales: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # of scales that were refused
-        return products(scales, E4M3)
 
 
 MXFP8 = Encoding("MXFP8", {"weight": ("F8_E4M3",), "weight_scale_inv": ("U8", "F8_E8M0")}, shape, decode)

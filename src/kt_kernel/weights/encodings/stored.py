@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kt_kernel.weights.encodings.small_floats import E4M3, E4M3_NAN, E8M0, E8M0_NAN
-from kt_kernel.weights.floats import to_f32
+from kt_kernel.weights.floats import BF16_LIMIT, to_f32
 
+_CHUNK = 1 << 18  # codes looked at at a time
 FLOATS = ("BF16", "F16", "F32")
-BF16_LIMIT = 2.0**128 * (1 - 2.0**-9)  # from here on f32 values round to infinity in bf16
 
 
 class Stored(NamedTuple):
@@ -76,10 +76,9 @@ def _check_scales(stored: Stored, scales: np.ndarray, largest: float) -> None:
 
 def refuse_code(stored: Stored, code: int, mask: int) -> None:
     """Codes that mean NaN."""
-    rows = max(1, (1 << 18) // max(1, stored.array.shape[-1] if stored.array.ndim else 1))
-    flat = stored.array.reshape(-1, stored.array.shape[-1]) if stored.array.ndim else stored.array.reshape(1, 1)
-    for begin in range(0, len(flat), rows):
-        if ((flat[begin : begin + rows] & np.uint8(mask)) == code).any():
+    flat = stored.array.reshape(-1)
+    for begin in range(0, len(flat), _CHUNK):
+        if ((flat[begin : begin + _CHUNK] & np.uint8(mask)) == code).any():
             raise ValueError(
                 f"{stored.where} has codes that mean NaN (0x{code:02X}); needed are finite weights and scales: the "
                 "file is damaged, or encoded in another way"
