@@ -53,6 +53,8 @@ class CheckpointExperts:
             first = files.entry(self._name("down", 0)).shape
             self.count = first[0] if first else 0
         else:
+            first = self._name("gate", 0)
+            self._codes = next(codes for codes in CODES if f"{first}.{codes}" in files)
             self.count = count_consecutive(_has_matrix(files, self._name("gate", expert)) for expert in count())
         self.sizes = sizes or self._sizes_of_first()
 
@@ -74,7 +76,8 @@ class CheckpointExperts:
         if not self._scheme.packed:
             encoding = find(self._files, name)
             if encoding is None:
-                return self._files.array(f"{name}.weight", FLOATS, (rows, columns))
+                missing = not _has_matrix(self._files, name)  # then the message names what other experts have
+                return self._files.array(f"{name}.{self._codes if missing else 'weight'}", FLOATS, (rows, columns))
             return encoding.decode(open_parts(self._files, name, encoding), (rows, columns))
         if projection == "down":
             return self._files.array(name, FLOATS, (self.count, rows, columns))[expert]

@@ -19,7 +19,7 @@ ENCODINGS = (NVFP4, MXFP4, MXFP8, FP8_BLOCK, FP8_CHANNEL, RAWINT4, AWQ, GPTQ)
 
 # Suffixes of tensors that hold codes, and of all tensors that some encoding looks at.
 CODES = tuple(dict.fromkeys(["weight", *(encoding.codes for encoding in ENCODINGS)]))
-SUFFIXES = tuple(dict.fromkeys(name for row in ENCODINGS for name in (*row.needed, *row.optional)))
+SUFFIXES = tuple(dict.fromkeys(name for row in ENCODINGS for name in (*row.needed, *row.optional, *row.refused)))
 
 __all__ = ["CODES", "ENCODINGS", "FLOATS", "SUFFIXES", "Encoding", "Parts", "Stored", "find", "open_parts"]
 
@@ -32,6 +32,12 @@ def find(files: TensorFiles, stem: str) -> Encoding | None:
         return None
     for encoding in ENCODINGS:
         if _has(encoding, entries):
+            for name in encoding.refused:
+                if name in entries:
+                    raise ValueError(
+                        f"{files.file_of(f'{stem}.{name}')}: tensor {f'{stem}.{name}'!r} is there; needed is "
+                        f"{encoding.name} without it, which is all that is decoded"
+                    )
             return encoding
     raise _unknown(files, stem, codes, entries)
 

@@ -22,7 +22,7 @@ def block_size(length: int, count: int, stored: Stored, axis: int) -> int:
 
 
 def group_size(length: int, count: int, stored: Stored, axis: int) -> int:
-    """Groups divide the length, or are a power of two with a ragged last one, if only one of these explains the count."""
+    """Groups divide the length, or are a power of two and the last one ragged: one of these may explain the count."""
     sizes = {length // count} if count and length % count == 0 else set()
     ragged = _power_of_two(length, count) if count > 1 else None
     sizes |= {ragged} - {None}

@@ -30,7 +30,7 @@ def decode_groups(
     repeats = np.bincount(group_of, minlength=scales.shape[1]) if (np.diff(group_of) >= 0).all() else None
 
     def spread(values: np.ndarray) -> np.ndarray:
-        return np.repeat(values, repeats, axis=1) if repeats is not None else values[:, group_of]
+        return np.repeat(values, repeats, axis=1) if repeats is not None else values.take(group_of, axis=1)
 
     step = rows_of_chunk(columns)
     for begin in range(0, rows, step):

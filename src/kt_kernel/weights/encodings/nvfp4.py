@@ -19,11 +19,13 @@ def decode(parts: Parts, shape: Shape) -> np.ndarray:
     factor = float(whole.array.reshape(()))
     if not np.isfinite(factor):
         raise ValueError(f"{whole.where} is {factor}; needed is a finite scale")
-    return decode_e2m1(
-        parts, shape, "weight_scale", GROUP, lambda stored: e4m3_scales(stored, factor, E2M1.max())
-    )
+    return decode_e2m1(parts, shape, "weight_scale", GROUP, lambda stored: e4m3_scales(stored, factor, E2M1.max()))
 
 
 NVFP4 = Encoding(
-    "NVFP4", {"weight": ("U8", "I8"), "weight_scale": ("F8_E4M3",), "weight_scale_2": ("F32",)}, shape, decode
+    "NVFP4",
+    {"weight": ("U8", "I8"), "weight_scale": ("F8_E4M3",), "weight_scale_2": ("F32",)},
+    shape,
+    decode,
+    refused=("pre_quant_scale",),  # of activations, and the weights were divided by it
 )

@@ -49,4 +49,5 @@ RAWINT4 = Encoding(
     shape,
     decode,
     optional={"weight_shape": ("I64", "I32")},
+    refused=("weight_zero_point", "weight_g_idx", "weight_global_scale"),
 )

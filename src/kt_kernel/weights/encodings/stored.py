@@ -1,6 +1,7 @@
 """Tensors of one matrix as a file has them, and the checks that every encoding needs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -29,14 +30,16 @@ Parts = dict[str, Stored]  # suffix -> tensor
 Shape = tuple[int, int]
 
 
-class Encoding(NamedTuple):
+@dataclass(frozen=True)
+class Encoding:
     """A matrix [N, K] in several tensors: suffixes of its name, with the dtypes that they may have."""
 
     name: str
     needed: dict[str, tuple[str, ...]]  # the codes come first
     shape: Callable[[Parts], Shape]  # of the matrix, as far as the codes tell it
     decode: Callable[[Parts, Shape], np.ndarray]  # bf16 bits
-    optional: dict[str, tuple[str, ...]] = {}
+    optional: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()  # tensors that change the meaning in a way that is not decoded here
     fits: Callable[[dict[str, tuple[int, ...]]], bool] = lambda _: True  # shapes, where dtypes do not decide
 
     @property
