@@ -69,7 +69,7 @@ def e8m0_scales(stored: Stored, largest: float) -> np.ndarray:
 
 
 def _check_scales(stored: Stored, scales: np.ndarray, largest: float) -> None:
-    most = np.abs(scales).max(initial=0)
+    most = float(np.abs(scales).max(initial=0))
     if not most * largest < BF16_LIMIT:  # NaN is not either
         raise ValueError(
             f"{stored.where} has a scale of {most:.4g}; needed are finite scales, with codes up to {largest:g} times "
