@@ -10,16 +10,26 @@ from kt_kernel import _core
 
 PROJECTIONS = ("gate", "up", "down")
 METHODS = {"int8": "AMXINT8", "int4": "AMXINT4", "int4g": "INT4G", "bf16": "BF16"}
-_DTYPES = {"int8": "I8", "uint8": "U8", "uint16": "BF16", "float16": "F16", "float32": "F32", "int32": "I32"}
+_INTEGERS = {"int8": "I8", "uint8": "U8", "int32": "I32", "int64": "I64"}
+_DTYPES = _INTEGERS | {"uint16": "BF16", "float16": "F16", "float32": "F32"}
 
 
-def write_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict | None = None, pad: int = 0) -> Path:
-    """uint16 is written as BF16. `pad` spaces lengthen the header, so that data starts where it likes."""
+def write_safetensors(
+    path: Path,
+    tensors: dict[str, np.ndarray],
+    metadata: dict | None = None,
+    pad: int = 0,
+    dtypes: dict[str, str] | None = None,
+) -> Path:
+    """uint16 is written as BF16, other types that numpy lacks as `dtypes` says.
+
+    `pad` spaces lengthen the header, so that data starts where it likes.
+    """
     fields: dict = {"__metadata__": metadata} if metadata else {}
     at = 0
     for name, array in tensors.items():
         fields[name] = {
-            "dtype": _DTYPES[array.dtype.name],
+            "dtype": (dtypes or {}).get(name) or _DTYPES[array.dtype.name],
             "shape": array.shape,
             "data_offsets": [at, at + array.nbytes],
         }

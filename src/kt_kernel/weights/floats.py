@@ -4,12 +4,46 @@ import numpy as np
 
 _CHUNK = 1 << 20  # elements converted at a time: bounds what is in memory beside source and result
 
+BF16_LIMIT = 2.0**128 * (1 - 2.0**-9)  # from here on values round to infinity in bf16
+
 
 def _round(values: np.ndarray) -> np.ndarray:
     """To nearest even; NaN stays NaN."""
     bits = values.astype(np.float32).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def round_finite(values: np.ndarray) -> np.ndarray:
+    """Finite f32 to bf16 bits, to nearest even. Overwrites `values`, which must be contiguous."""
+    bits = values.view(np.uint32)
+    up = bits >> np.uint32(16)
+    up &= np.uint32(1)
+    up += np.uint32(0x7FFF)
+    bits += up
+    return bits.view(np.uint16)[..., 1::2].copy()  # little-endian: the upper half
+
+
+def round_once(values: np.ndarray) -> np.ndarray:
+    """f64 to bf16 bits, to nearest even. Finite, and still so in bf16.
+
+    By way of f32, rounded to odd there: a bit that is set whenever something was cut off keeps the second rounding from
+    seeing ties that are none.
+    """
+    values = np.ascontiguousarray(values)
+    narrow = values.astype(np.float32)
+    inexact, away = narrow != values, np.abs(narrow) > np.abs(values)
+    bits = narrow.view(np.uint32)
+    bits -= away.astype(np.uint32)
+    bits |= inexact.astype(np.uint32)
+    return round_finite(narrow)
+
+
+def to_f32(array: np.ndarray) -> np.ndarray:
+    """bf16 bits, f16 or f32: exact."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array.astype(np.float32)
 
 
 def to_bf16(tensor: object, name: str) -> object:

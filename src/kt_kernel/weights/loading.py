@@ -35,7 +35,8 @@ def load_layer(
     """Loads the experts of a layer from a folder or a file.
 
     `path` holds converted weights (ours, or of kt-kernel 0.4 to 0.7), which are loaded as they are, or an original
-    checkpoint in bf16, f16 or f32, which is quantised for methods that quantise. Without a map slot p gets expert p.
+    checkpoint (bf16, f16, f32, or quantised in one of the encodings, which is decoded to bf16), which is quantised for
+    methods that quantise. Without a map slot p gets expert p.
     Slots with skip[p] are left as they are. `progress(done, total)` replaces the bar that a terminal gets after a
     second.
     """
@@ -99,7 +100,7 @@ def save_layer(
     save_to: StrPath,
     progress: Report | None = None,
 ) -> Path:
-    """Converts the experts of a layer of a bf16, f16 or f32 checkpoint and writes them into the folder `save_to`."""
+    """Converts the experts of a layer of a checkpoint, plain or encoded, and writes them into the folder `save_to`."""
     with CheckpointExperts(TensorFiles(Path(path)), layer_idx) as experts:
         return _convert(pool, method, experts, Path(save_to), layer_idx, progress, lambda *_: experts.forget())
 
