@@ -1,11 +1,13 @@
 """Experts of original checkpoints in bf16, f16 or f32."""
 
+from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
 from kt_kernel import _core
+from kt_kernel.weights import packed
 from kt_kernel.weights.experts import PROJECTIONS, Sizes, count_consecutive, layers_in
 from kt_kernel.weights.floats import to_bf16
 from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
@@ -18,11 +20,13 @@ BASES = (
     "language_model.model.layers.{layer}",
     "model.language_model.layers.{layer}",
     "layers.{layer}",
+    "thinker.model.layers.{layer}",
+    "language.model.layers.{layer}",
 )
 
 
 class Scheme(NamedTuple):
-    """Tensor names below a base. With {expert} each expert has its own; else all are in one, with gate above up."""
+    """Tensor names below a base. With {expert} each expert has its own; else all are in one, see packed.py."""
 
     gate: str
     up: str
@@ -30,14 +34,38 @@ class Scheme(NamedTuple):
 
     @property
     def packed(self) -> bool:
+        return "{expert}" not in self.gate
+
+    @property
+    def joined(self) -> bool:
         return self.gate == self.up
 
 
-# A family of models is a row.
+def _each(block: str, names: Iterable[str]) -> Scheme:
+    return Scheme(*(f"{block}.{{expert}}.{name}.weight" for name in names))
+
+
+def _joined(both: str, down: str) -> Scheme:
+    return Scheme(both, both, down)
+
+
+_PROJ = [f"{projection}_proj" for projection in PROJECTIONS]
+_W132 = ("w1", "w3", "w2")
+
+# A way to name experts is a row, with the models that use it.
 SCHEMES = (
-    Scheme(*(f"mlp.experts.{{expert}}.{p}_proj.weight" for p in PROJECTIONS)),
-    Scheme(*(f"block_sparse_moe.experts.{{expert}}.{w}.weight" for w in ("w1", "w3", "w2"))),
-    Scheme("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    _each("mlp.experts", _PROJ),  # Qwen2/3-MoE, Qwen3-Next, DeepSeek, GLM-4.x, OLMoE, Kimi, Ernie, Hunyuan, dots
+    _each("block_sparse_moe.experts", _W132),  # Mixtral, Phi-3.5-MoE, MiniMax
+    _joined("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),  # Qwen3.5; turned: Qwen3-VL
+    _joined("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),  # turned: Llama 4
+    _joined("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),  # Granite
+    _joined("mlp.input_linear.weight", "mlp.output_linear.weight"),  # JetMoE
+    _joined("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),  # transformers 5, in memory
+    _each("feed_forward.experts", _PROJ),  # Jamba
+    _each("feed_forward.experts", _W132),  # LFM2
+    _each("ffn.experts", _W132),  # DeepSeek V4
+    _each("experts", _W132),  # Mistral's own files
+    Scheme(*(f"moe.{name}.weight" for name in _PROJ)),  # Step 3
 )
 
 
@@ -47,6 +75,7 @@ class CheckpointExperts:
         self._files, self.where = files, f"{files.path} (layer {layer_idx})"
         self._base, self._scheme = _find(files, layer_idx)
         first = files.entry(self._name("down", 0)).shape
+        self._turned = self._scheme.joined and packed.is_turned(files.entry(self._name("gate", 0)).shape, first)
         if self._scheme.packed:
             self.count = first[0] if first else 0
         else:
@@ -56,20 +85,24 @@ class CheckpointExperts:
                 raise ValueError(
                     f"{self.where}: {self._name('down', 0)!r} has shape {list(first)}; it must be a matrix"
                 )
-            sizes = Sizes(*first[-2:])
+            sizes = Sizes(*(reversed(first[-2:]) if self._turned else first[-2:]))
         self.sizes = sizes
 
     def _name(self, projection: str, expert: int) -> str:
         return f"{self._base}.{getattr(self._scheme, projection).format(expert=expert)}"
 
+    def stored_as(self) -> tuple[str, str]:
+        """The dtype of the first expert, and the name of the tensor that says so."""
+        name = self._name("gate", 0)
+        return self._files.entry(name).dtype, name
+
     def _array(self, projection: str, expert: int) -> np.ndarray:
-        name, (rows, columns) = self._name(projection, expert), self.sizes.shape(projection)
-        if not self._scheme.packed:
-            return self._files.array(name, FLOATS, (rows, columns))
-        if projection == "down":
-            return self._files.array(name, FLOATS, (self.count, rows, columns))[expert]
-        both = self._files.array(name, FLOATS, (self.count, 2 * rows, columns))[expert]
-        return both[:rows] if projection == "gate" else both[rows:]
+        name, scheme = self._name(projection, expert), self._scheme
+        if not scheme.packed:
+            return self._files.array(name, FLOATS, self.sizes.shape(projection))
+        return packed.read(
+            self._files, name, FLOATS, projection, self.sizes, self.count, expert, scheme.joined, self._turned
+        )
 
     def matrices(self, expert: int) -> list[object]:
         """bf16 gate, up and down."""
@@ -79,8 +112,8 @@ class CheckpointExperts:
         layer.load_expert(slot, *self.matrices(expert))
 
     def will_need(self, expert: int) -> None:
-        if not self._scheme.packed:
-            self._files.will_need(self._name(projection, expert) for projection in PROJECTIONS)
+        names = dict.fromkeys(self._name(projection, expert) for projection in PROJECTIONS)
+        self._files.will_need(names, expert if self._scheme.packed else None)
 
     def forget(self) -> None:
         self._files.forget()
@@ -95,6 +128,7 @@ class CheckpointExperts:
 def _find(files: TensorFiles, layer_idx: int) -> tuple[str, Scheme]:
     for base in (base.format(layer=layer_idx) for base in BASES):
         for scheme in SCHEMES:
+            _refuse_biases(files, base, scheme)
             if f"{base}.{scheme.gate.format(expert=0)}" in files:
                 return base, scheme
     example = f"{BASES[0]}.{SCHEMES[0].gate}".format(layer=layer_idx, expert=0)
@@ -102,3 +136,13 @@ def _find(files: TensorFiles, layer_idx: int) -> tuple[str, Scheme]:
         f"{files.path} has no experts of layer {layer_idx} under a known name such as {example!r}; it has "
         f"{layers_in(files)}"
     )
+
+
+def _refuse_biases(files: TensorFiles, base: str, scheme: Scheme) -> None:
+    for name in (f"{base}.{part.format(expert=0)}" for part in scheme):
+        bias = f"{name.removesuffix('.weight')}.bias" if name.endswith(".weight") else f"{name}_bias"
+        if bias in files:
+            raise ValueError(
+                f"{files.path}: the experts have biases ({bias!r}), as those of gpt-oss do; biases of experts are not "
+                "supported yet, and without them the results would be wrong"
+            )

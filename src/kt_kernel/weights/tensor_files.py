@@ -155,6 +155,12 @@ def _read_index(folder: Path) -> dict[str, Path]:
     return {name: folder / file for name, file in files.items()}
 
 
+def _item_bytes(entry: Entry, index: int) -> tuple[int, int]:
+    """Where tensor[index] begins and ends in its file."""
+    item = (entry.end - entry.begin) // max(1, entry.shape[0])
+    return entry.begin + index * item, entry.begin + (index + 1) * item
+
+
 class TensorFiles:
     """The tensors below a path, by name. A context manager: at its end the mappings are dropped."""
 
@@ -213,19 +219,31 @@ class TensorFiles:
 
     def array(self, name: str, dtypes: Iterable[str], shape: tuple[int, ...]) -> np.ndarray:
         """A view of the file. bf16 comes as uint16, fp8 as uint8."""
+        entry = self._checked(name, dtypes, shape)
+        return self._mapped(name).array(entry.begin, _DTYPES[entry.dtype][1], shape)
+
+    def item(self, name: str, dtypes: Iterable[str], shape: tuple[int, ...], index: int) -> np.ndarray:
+        """array(...)[index] of a tensor whose elements are whole bytes, without touching the rest of it."""
+        entry = self._checked(name, dtypes, shape)
+        begin, _ = _item_bytes(entry, index)
+        return self._mapped(name).array(begin, _DTYPES[entry.dtype][1], shape[1:])
+
+    def _checked(self, name: str, dtypes: Iterable[str], shape: tuple[int, ...]) -> Entry:
         entry = self.entry(name)
         if entry.dtype not in dtypes or entry.shape != shape:
             raise ValueError(
                 f"{self.file_of(name)}: tensor {name!r} is {entry.dtype} {list(entry.shape)}; "
                 f"needed is {' or '.join(dtypes)} {list(shape)}"
             )
-        return self._mapped(name).array(entry.begin, _DTYPES[entry.dtype][1], shape)
+        return entry
 
-    def will_need(self, names: Iterable[str]) -> None:
+    def will_need(self, names: Iterable[str], index: int | None = None) -> None:
+        """Tensors, or with an index their items."""
         for name in names:
             if name in self:
                 entry = self.entry(name)
-                self._mapped(name).will_need(entry.begin, entry.end)
+                begin, end = (entry.begin, entry.end) if index is None else _item_bytes(entry, index)
+                self._mapped(name).will_need(begin, end)
 
     def forget(self) -> None:
         for mapped in self._maps.values():

@@ -1,0 +1,43 @@
+"""Experts of a layer in tensors of three dimensions, the first of which is the expert.
+
+straight  gate above up [E, 2I, H], or gate and up alone [E, I, H]; down [E, H, I]
+turned    gate beside up [E, H, 2I]; down [E, I, H]
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kt_kernel.weights.experts import Sizes
+from kt_kernel.weights.tensor_files import TensorFiles
+
+
+def is_turned(both: Sequence[int], down: Sequence[int]) -> bool:
+    """Of gate and up in one tensor. Nothing can be both: straight has the depth of down twice, turned has it once."""
+    return len(both) == len(down) == 3 and (both[1], both[2]) == (down[2], 2 * down[1])
+
+
+def read(
+    files: TensorFiles,
+    name: str,
+    dtypes: Sequence[str],
+    projection: str,
+    sizes: Sizes,
+    experts: int,
+    expert: int,
+    joined: bool,
+    turned: bool,
+) -> np.ndarray:
+    """A projection [N, K] of one expert: a view of the file, or a copy of this expert if it is turned.
+
+    `joined`: gate and up are in one tensor.
+    """
+    rows, depth = sizes.shape(projection)
+    joined = joined and projection != "down"
+    shape = (2 * rows if joined else rows, depth)
+    array = files.item(name, dtypes, (experts, *(reversed(shape) if turned else shape)), expert)
+    if turned:
+        array = array.T
+    if joined:
+        array = array[rows:] if projection == "up" else array[:rows]
+    return np.ascontiguousarray(array)
