@@ -13,8 +13,10 @@ METHODS = {"int8": "AMXINT8", "int4": "AMXINT4", "int4g": "INT4G", "bf16": "BF16
 _DTYPES = {"int8": "I8", "uint8": "U8", "uint16": "BF16", "float16": "F16", "float32": "F32", "int32": "I32"}
 
 
-def write_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict | None = None, pad: int = 0) -> Path:
-    """uint16 is written as BF16. `pad` spaces lengthen the header, so that data starts where it likes."""
+def write_safetensors(
+    path: Path, tensors: dict[str, np.ndarray], metadata: dict | None = None, pad: int | None = 0
+) -> Path:
+    """uint16 is written as BF16. `pad` spaces lengthen the header, so that data starts where it likes; None aligns."""
     fields: dict = {"__metadata__": metadata} if metadata else {}
     at = 0
     for name, array in tensors.items():
@@ -24,7 +26,8 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict
             "data_offsets": [at, at + array.nbytes],
         }
         at += array.nbytes
-    header = json.dumps(fields).encode() + b" " * pad
+    header = json.dumps(fields).encode()
+    header += b" " * (-len(header) % 8 if pad is None else pad)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(a.tobytes() for a in tensors.values()))
     return path

@@ -1,9 +1,10 @@
 """What config.json says about the experts of a model, whatever its family calls it."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from kt_kernel.weights.tensor_files import parse_json
 
 # Where models with more than text keep what concerns their text, outermost first.
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
@@ -48,7 +49,8 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist; the folder of a model has a config.json")
-    fields = _text_fields(file)
+    whole = parse_json(file, file.read_bytes())
+    fields = _text_fields(whole)
     sizes = {ours: _size(file, fields, ours) for ours in _NAMES}
     if sizes["num_experts_per_tok"] > sizes["num_experts"]:
         raise ValueError(
@@ -57,7 +59,7 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
     moe_layers = _moe_layers(file, fields, sizes["num_layers"])
     activation = next((str(fields[name]) for name in _ACTIVATIONS if fields.get(name)), "silu")
     return ModelConfig(
-        model_type=str(fields.get("model_type", "")),
+        model_type=str(whole.get("model_type") or fields.get("model_type") or ""),
         moe_layers=moe_layers,
         activation=activation,
         swiglu_limit=_number(file, fields, "swiglu_limit"),
@@ -66,13 +68,7 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
     )
 
 
-def _text_fields(file: Path) -> dict:
-    try:
-        fields = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: its JSON is damaged ({error}); copy or download the file again") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{file}: its JSON is not an object; copy or download the file again")
+def _text_fields(fields: dict) -> dict:
     for name in _NESTED:
         if isinstance(fields.get(name), dict):
             fields = fields[name]

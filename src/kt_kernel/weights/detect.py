@@ -1,6 +1,7 @@
 """Tells what a folder of weights holds, from names and headers only."""
 
 import os
+import re
 from enum import Enum
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def _checkpoint_method(files: TensorFiles, layer_idx: int, sizes: Sizes) -> str:
 
 
 def _what_is_there(files: TensorFiles, layer_idx: int) -> str:
-    mine = [name for name in files if f".{layer_idx}." in name and "expert" in name]
+    mine = [name for name in files if re.search(rf"(?:layers|blk)\.{layer_idx}\..*exp", name)]
     if not mine:
         return f"{files.path} has no experts of layer {layer_idx} under a known name; it has {layers_in(files)}"
     dtype = files.entry(mine[0]).dtype
