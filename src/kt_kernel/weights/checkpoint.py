@@ -61,6 +61,7 @@ SCHEMES = (
     _joined("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),  # Granite
     _joined("mlp.input_linear.weight", "mlp.output_linear.weight"),  # JetMoE
     _joined("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),  # transformers 5, in memory
+    _joined("mlp.experts.fc1.weight", "mlp.experts.fc2.weight"),  # turned: Aria
     _each("feed_forward.experts", _PROJ),  # Jamba
     _each("feed_forward.experts", _W132),  # LFM2
     _each("ffn.experts", _W132),  # DeepSeek V4
