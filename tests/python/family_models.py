@@ -41,6 +41,14 @@ _DEEPSEEK = {
     "topk_group": 1,
 }
 _VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": HIDDEN}
+_TOWER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "patch_size": 14,
+}
+_INDEX = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
 
 # model_type -> its own part of the config; with text_config, a model that also sees.
 FAMILIES = {
@@ -110,10 +118,33 @@ FAMILIES = {
     "mimo_v2_flash": _DEEPSEEK,
     "exaone_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 48},
     "deepseek_v4": {"n_routed_experts": EXPERTS, "swiglu_limit": 0.5},  # so small that it matters
+    "deepseek_v32": {**_DEEPSEEK, **_LATENT, **_INDEX, "num_key_value_heads": 4},
+    "glm_moe_dsa": {**_DEEPSEEK, **_LATENT, **_INDEX, "num_key_value_heads": 4},
+    "kimi_k25": {
+        "text_config": {**_TEXT, **_DEEPSEEK, **_LATENT, "model_type": "deepseek_v3", "num_key_value_heads": 4},
+        "vision_config": _TOWER,
+    },
+    "llama4": {
+        "text_config": {**_TEXT, **_LOCAL, "interleave_moe_layer_step": 1},
+        "vision_config": {
+            **_TOWER,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+            "image_size": 28,
+        },
+    },
+    "minimax_m3_vl": {"text_config": {**_TEXT, **_LOCAL}, "vision_config": _TOWER},
+    "aria_text": {"moe_num_experts": EXPERTS, "moe_topk": TOP_K},
+    "hy_v3": {"num_experts": EXPERTS, "moe_intermediate_size": 48},
+    "bailing_hybrid": {**_DEEPSEEK, **_LATENT, "num_experts": EXPERTS},
+    "solar_open": {**_DEEPSEEK, "first_k_dense_replace": 0},
+    "cohere2_moe": {"num_experts": EXPERTS},
     "jetmoe": _LOCAL,
     "gpt_oss": _LOCAL,
 }
 REFUSED = ("gpt_oss",)
+MISNAMED = ("kimi_k25",)  # transformers 5.22 saves its layers as `blocks`, which the hub does not have
 ALONE = ("jetmoe",)  # experts do not run without their router
 BLOCKS = ("qwen3_moe", "mixtral", "granitemoe")  # their blocks are router and experts, nothing else
 
@@ -157,7 +188,7 @@ def _batch() -> tuple:
 def _run(family: str, experts, x, ids, weights):
     if family in ALONE:
         return None
-    if family != "llama4_text":
+    if not family.startswith("llama4"):
         return experts(x, ids, weights)
     every = experts(x.repeat(EXPERTS, 1)).view(EXPERTS, *x.shape)  # all tokens through all experts
     return sum(weights[:, k, None] * every[ids[:, k], range(len(x))] for k in range(TOP_K))

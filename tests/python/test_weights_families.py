@@ -7,7 +7,7 @@ from pathlib import Path
 
 import family_models
 import pytest
-from family_models import ALONE, BLOCKS, EXPERTS, FAMILIES, HIDDEN, REFUSED, TOP_K
+from family_models import ALONE, BLOCKS, EXPERTS, FAMILIES, HIDDEN, MISNAMED, REFUSED, TOP_K
 from layer_reference import from_bf16, to_bf16
 from wrapper_cases import torch
 
@@ -51,12 +51,13 @@ def load(path: Path, config: ModelConfig, layer: int, method: str) -> KTMoEWrapp
         weight_path=path,
         method=method,
         swiglu_limit=config.swiglu_limit,
+        swiglu_alpha=config.swiglu_alpha,
     )
     wrapper.load_weights()
     return wrapper
 
 
-def compute(x, ids, weights, gate, up, down, limit: float = 0.0) -> "torch.Tensor":
+def compute(x, ids, weights, gate, up, down, limit: float, alpha: float) -> "torch.Tensor":
     """Experts in f32."""
     out = torch.zeros_like(x)
     for token in range(len(x)):
@@ -64,7 +65,8 @@ def compute(x, ids, weights, gate, up, down, limit: float = 0.0) -> "torch.Tenso
             g, u = gate[expert] @ x[token], up[expert] @ x[token]
             if limit:
                 g, u = g.clamp(max=limit), u.clamp(-limit, limit)
-            out[token] += weight * (down[expert] @ (torch.nn.functional.silu(g) * u))
+            h = g * torch.sigmoid(alpha * g) * (u + 1) if alpha else torch.nn.functional.silu(g) * u
+            out[token] += weight * (down[expert] @ h)
     return out
 
 
@@ -75,6 +77,8 @@ def error(out: "torch.Tensor", expected: "torch.Tensor") -> float:
 @pytest.mark.parametrize("names", ["hub", "memory"])
 @pytest.mark.parametrize("family", LOADED)
 def test_a_family(family, names, toys):
+    if family in MISNAMED and names == "hub":
+        pytest.skip(f"transformers saves {family} under names that no model on the hub has")
     path, layers = toys / family / names, reference(toys / family)
     config = model_config(path)
     assert config.moe_layers == tuple(layers)
@@ -88,7 +92,9 @@ def test_a_family(family, names, toys):
                 assert (got == expected[expert]).all()
         tokens = known["x"].bfloat16(), known["ids"], known["weights"]
         out = wrapper.forward(*tokens)
-        exact = compute(known["x"], *tokens[1:], *map(torch.from_numpy, matrices), config.swiglu_limit)
+        exact = compute(
+            known["x"], *tokens[1:], *map(torch.from_numpy, matrices), config.swiglu_limit, config.swiglu_alpha
+        )
         assert error(out, exact) < LIMIT
         if family not in ALONE:
             assert error(out, known["experts"]) < LIMIT
