@@ -26,7 +26,9 @@ BASES = (
 
 
 class Scheme(NamedTuple):
-    """Tensor names below a base. With {expert} each expert has its own; else all are in one, see packed.py."""
+    """Names below a base. With {expert} each expert has its own matrices, in tensors named `matrix.weight`; else a
+    tensor has a matrix of all of them, see packed.py.
+    """
 
     gate: str
     up: str
@@ -40,9 +42,13 @@ class Scheme(NamedTuple):
     def joined(self) -> bool:
         return self.gate == self.up
 
+    def tensor(self, projection: str, expert: int) -> str:
+        name = getattr(self, projection)
+        return name if self.packed else f"{name.format(expert=expert)}.weight"
+
 
 def _each(block: str, names: Iterable[str]) -> Scheme:
-    return Scheme(*(f"{block}.{{expert}}.{name}.weight" for name in names))
+    return Scheme(*(f"{block}.{{expert}}.{name}" for name in names))
 
 
 def _joined(both: str, down: str) -> Scheme:
@@ -90,7 +96,7 @@ class CheckpointExperts:
         self.sizes = sizes
 
     def _name(self, projection: str, expert: int) -> str:
-        return f"{self._base}.{getattr(self._scheme, projection).format(expert=expert)}"
+        return f"{self._base}.{self._scheme.tensor(projection, expert)}"
 
     def stored_as(self) -> tuple[str, str]:
         """The dtype of the first expert, and the name of the tensor that says so."""
@@ -130,9 +136,9 @@ def _find(files: TensorFiles, layer_idx: int) -> tuple[str, Scheme]:
     for base in (base.format(layer=layer_idx) for base in BASES):
         for scheme in SCHEMES:
             _refuse_biases(files, base, scheme)
-            if f"{base}.{scheme.gate.format(expert=0)}" in files:
+            if f"{base}.{scheme.tensor('gate', 0)}" in files:
                 return base, scheme
-    example = f"{BASES[0]}.{SCHEMES[0].gate}".format(layer=layer_idx, expert=0)
+    example = f"{BASES[0].format(layer=layer_idx)}.{SCHEMES[0].tensor('gate', 0)}"
     raise MissingTensorError(
         f"{files.path} has no experts of layer {layer_idx} under a known name such as {example!r}; it has "
         f"{layers_in(files)}"
@@ -140,7 +146,7 @@ def _find(files: TensorFiles, layer_idx: int) -> tuple[str, Scheme]:
 
 
 def _refuse_biases(files: TensorFiles, base: str, scheme: Scheme) -> None:
-    for name in (f"{base}.{part.format(expert=0)}" for part in scheme):
+    for name in (f"{base}.{scheme.tensor(projection, 0)}" for projection in PROJECTIONS):
         bias = f"{name.removesuffix('.weight')}.bias" if name.endswith(".weight") else f"{name}_bias"
         if bias in files:
             raise ValueError(
