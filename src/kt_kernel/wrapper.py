@@ -41,7 +41,8 @@ class KTMoEWrapper:
         chunked_prefill_size: most tokens of one call; None, 0 or -1 = no limit.
         cpu_save: load_weights_from_tensors also writes what it quantised to ``weight_path``.
         max_deferred_experts_per_token: experts of each token that may be added one layer later.
-        method: how the weights are kept; see ``kt_kernel.methods``.
+        method: how the weights are kept; see ``kt_kernel.methods``. "auto" = as ``weight_path`` has them, which must
+            exist then; the attribute ``method`` tells which it is.
         numa_nodes: NUMA node of each sub-pool.
         mode: only "inference".
         num_gpu_experts: the older way to place experts.
@@ -75,7 +76,6 @@ class KTMoEWrapper:
     ):
         if mode != "inference":
             raise ValueError(f"mode={mode!r}: only 'inference' is offered")
-        weight_format = format_of(method)
         self.layer_idx = whole_number("layer_idx", layer_idx, 0)
         self.num_experts = whole_number("num_experts", num_experts, 1)
         self.num_experts_per_tok = whole_number("num_experts_per_tok", num_experts_per_tok, 1)
@@ -91,7 +91,8 @@ class KTMoEWrapper:
             self.num_experts_per_tok,
             "num_experts_per_tok",
         )
-        self.method = method
+        self.method = self._find_method() if method == "auto" else method
+        weight_format = format_of(self.method)
         self.skip_gpu_experts = env.skip_gpu_experts() if skip_gpu_experts is None else skip_gpu_experts
         if cpu_save and not self.weight_path:
             raise ValueError("cpu_save=True needs weight_path, the folder to write to")
@@ -111,6 +112,13 @@ class KTMoEWrapper:
         )
         self._port = _core.Port(self._model.session, self._layer, self.layer_idx, self.max_deferred_experts_per_token)
         self._submitted_nothing = False  # a call of 0 tokens is in flight
+
+    def _find_method(self) -> str:
+        from kt_kernel import weights
+
+        if not self.weight_path:
+            raise ValueError("method='auto' needs weight_path, the folder of the weights; it was not given")
+        return weights.find_method(self.weight_path, self.layer_idx, self.hidden_size, self.moe_intermediate_size)
 
     def _make_layer(self, weight_format: str, swiglu_limit: float, swiglu_alpha: float) -> "_core.MoELayer":
         chunk = self.chunked_prefill_size

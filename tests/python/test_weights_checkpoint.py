@@ -166,12 +166,27 @@ def test_a_tensor_that_is_missing_of_another_shape_or_type(tmp_path):
         load(tmp_path)
 
 
-def test_packed_experts_of_another_orientation(tmp_path):
-    good = checkpoint_tensors(originals(SHAPE), BASES[0], "packed")
-    turned = {name: array.transpose(0, 2, 1).copy() for name, array in good.items()}
-    write_safetensors(tmp_path / "model.safetensors", turned)
-    with pytest.raises(ValueError, match=r"gate_up_proj' is BF16 \[3, 72, 260\]; needed is .* \[3, 260, 72\]"):
-        load(tmp_path)
+# Sizes where one of the two tensors alone could be read either way.
+@pytest.mark.parametrize("sizes", [(72, 130), (64, 64), (128, 64), (64, 128)])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("pad", [0, 1])
+def test_packed_experts_of_either_orientation(pad, turned, sizes, tmp_path):
+    shape = Shape(3, 2, *sizes)
+    experts = originals(shape)
+    packed = checkpoint_tensors(experts, BASES[0], "packed")
+    if turned:
+        packed = {name: array.transpose(0, 2, 1).copy() for name, array in packed.items()}
+    write_safetensors(tmp_path / "model.safetensors", packed, pad=pad)
+    assert same(load(tmp_path, shape=shape), as_loaded(shape, "bf16", experts))
+    layer = make_layer(shape, "int8")
+    save_layer(layer.pool, "AMXINT8", tmp_path, 7, tmp_path / "out")
+    assert same(load(tmp_path / "out", "int8", shape=shape), as_loaded(shape, "int8", experts))
+
+
+def test_packed_experts_of_other_sizes(tmp_path):
+    write_safetensors(tmp_path / "model.safetensors", checkpoint_tensors(originals(SHAPE), BASES[0], "packed"))
+    with pytest.raises(ValueError, match=r"gate_up_proj' is BF16 \[3, 260, 72\]; needed is .* \[3, 256, 72\]"):
+        load(tmp_path, shape=Shape(3, 2, 72, 128))
 
 
 @pytest.mark.parametrize("naming", NAMINGS)

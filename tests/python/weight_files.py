@@ -18,12 +18,12 @@ def write_safetensors(
     path: Path,
     tensors: dict[str, np.ndarray],
     metadata: dict | None = None,
-    pad: int = 0,
+    pad: int | None = 0,
     dtypes: dict[str, str] | None = None,
 ) -> Path:
     """uint16 is written as BF16, other types that numpy lacks as `dtypes` says.
 
-    `pad` spaces lengthen the header, so that data starts where it likes.
+    `pad` spaces lengthen the header, so that data starts where it likes; None aligns.
     """
     fields: dict = {"__metadata__": metadata} if metadata else {}
     at = 0
@@ -34,7 +34,8 @@ def write_safetensors(
             "data_offsets": [at, at + array.nbytes],
         }
         at += array.nbytes
-    header = json.dumps(fields).encode() + b" " * pad
+    header = json.dumps(fields).encode()
+    header += b" " * (-len(header) % 8 if pad is None else pad)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(a.tobytes() for a in tensors.values()))
     return path

@@ -56,24 +56,31 @@ def tensors_of(weight_format: str, rows: int, depth: int) -> list[Tensor]:
     return tensors
 
 
+def stored_format(files: TensorFiles, layer_idx: int) -> str:
+    """What the file of a layer says its codes are."""
+    first = tensor_name(layer_idx, "gate", 0, "weight")
+    said, where = files.metadata_of(first), files.file_of(first)
+    if "layout_version" not in said or "format" not in said:
+        raise ValueError(
+            f"{where} does not say what its codes are (its metadata lacks format or layout_version), so "
+            "another program wrote it; convert the original weights"
+        )
+    if said["layout_version"] != VERSION:
+        raise ValueError(
+            f"{where} has layout version {said['layout_version']!r}, this kt-kernel reads {VERSION!r}: "
+            "convert the weights again, or use the kt-kernel that wrote them"
+        )
+    return said["format"]
+
+
 class CanonicalExperts:
     def __init__(self, files: TensorFiles, layer_idx: int, weight_format: str, sizes: Sizes):
         self._files, self._layer_idx, self._format, self._sizes = files, layer_idx, weight_format, sizes
         first = tensor_name(layer_idx, "gate", 0, "weight")
         self.where = str(files.file_of(first))
-        said = files.metadata_of(first)
-        if "layout_version" not in said or "format" not in said:
-            raise ValueError(
-                f"{self.where} does not say what its codes are (its metadata lacks format or layout_version), so "
-                "another program wrote it; convert the original weights"
-            )
-        if said["layout_version"] != VERSION:
-            raise ValueError(
-                f"{self.where} has layout version {said['layout_version']!r}, this kt-kernel reads {VERSION!r}: "
-                "convert the weights again, or use the kt-kernel that wrote them"
-            )
-        if said["format"] != weight_format:
-            raise wrong_method(self.where, said["format"], weight_format)
+        stored = stored_format(files, layer_idx)
+        if stored != weight_format:
+            raise wrong_method(self.where, stored, weight_format)
         self.count = count_consecutive(tensor_name(layer_idx, "gate", e, "weight") in files for e in count())
 
     def coded(self, projection: str, expert: int) -> Coded:

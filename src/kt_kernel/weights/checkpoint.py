@@ -1,11 +1,13 @@
 """Experts of original checkpoints: in bf16, f16 or f32, or in one of the encodings, which are decoded to bf16."""
 
+from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
 from kt_kernel import _core
+from kt_kernel.weights import packed
 from kt_kernel.weights.encodings import CODES, FLOATS, SUFFIXES, find, open_parts
 from kt_kernel.weights.experts import PROJECTIONS, Sizes, count_consecutive, layers_in
 from kt_kernel.weights.floats import to_bf16
@@ -17,12 +19,14 @@ BASES = (
     "language_model.model.layers.{layer}",
     "model.language_model.layers.{layer}",
     "layers.{layer}",
+    "thinker.model.layers.{layer}",
+    "language.model.layers.{layer}",
 )
 
 
 class Scheme(NamedTuple):
-    """Tensor names below a base. With {expert} each expert has its own matrices, in tensors named `matrix.suffix`; else
-    all are in one tensor, with gate above up.
+    """Names below a base. With {expert} each expert has its own matrices, in tensors named `matrix.suffix`; else a
+    tensor has a matrix of all of them, see packed.py.
     """
 
     gate: str
@@ -31,16 +35,42 @@ class Scheme(NamedTuple):
 
     @property
     def packed(self) -> bool:
+        return "{expert}" not in self.gate
+
+    @property
+    def joined(self) -> bool:
         return self.gate == self.up
 
+    def matrix(self, projection: str, expert: int) -> str:
+        return getattr(self, projection).format(expert=expert)
 
-# A family of models is a row.
+
+def _each(block: str, names: Iterable[str]) -> Scheme:
+    return Scheme(*(f"{block}.{{expert}}.{name}" for name in names))
+
+
+def _joined(both: str, down: str) -> Scheme:
+    return Scheme(both, both, down)
+
+
+_PROJ = [f"{projection}_proj" for projection in PROJECTIONS]
+_W132 = ("w1", "w3", "w2")
+
+# A way to name experts is a row, with the models that use it.
 SCHEMES = (
-    Scheme(*(f"mlp.experts.{{expert}}.{p}_proj" for p in PROJECTIONS)),
-    Scheme(*(f"block_sparse_moe.experts.{{expert}}.{w}" for w in ("w1", "w3", "w2"))),
-    Scheme(*(f"ffn.experts.{{expert}}.{w}" for w in ("w1", "w3", "w2"))),
-    Scheme(*(f"experts.{{expert}}.{w}" for w in ("w1", "w3", "w2"))),
-    Scheme("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    _each("mlp.experts", _PROJ),  # Qwen2/3-MoE, Qwen3-Next, DeepSeek, GLM-4.x, OLMoE, Kimi, Ernie, Hunyuan, dots
+    _each("block_sparse_moe.experts", _W132),  # Mixtral, Phi-3.5-MoE, MiniMax
+    _joined("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),  # Qwen3.5; turned: Qwen3-VL
+    _joined("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),  # turned: Llama 4
+    _joined("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),  # Granite
+    _joined("mlp.input_linear.weight", "mlp.output_linear.weight"),  # JetMoE
+    _joined("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),  # transformers 5, in memory
+    _joined("mlp.experts.fc1.weight", "mlp.experts.fc2.weight"),  # turned: Aria
+    _each("feed_forward.experts", _PROJ),  # Jamba
+    _each("feed_forward.experts", _W132),  # LFM2
+    _each("ffn.experts", _W132),  # DeepSeek V4
+    _each("experts", _W132),  # Mistral's own files
+    Scheme(*(f"moe.{name}.weight" for name in _PROJ)),  # Step 3
 )
 
 
@@ -49,9 +79,11 @@ class CheckpointExperts:
         """Without sizes they are those of the first expert."""
         self._files, self.where = files, f"{files.path} (layer {layer_idx})"
         self._base, self._scheme = _find(files, layer_idx)
+        self._turned = False
         if self._scheme.packed:
-            first = files.entry(self._name("down", 0)).shape
-            self.count = first[0] if first else 0
+            gate, down = (files.entry(self._name(projection, 0)).shape for projection in ("gate", "down"))
+            self._turned = self._scheme.joined and packed.is_turned(gate, down)
+            self.count = down[0] if down else 0
         else:
             first = self._name("gate", 0)
             self._codes = next(codes for codes in CODES if f"{first}.{codes}" in files)
@@ -66,23 +98,32 @@ class CheckpointExperts:
         shape = self._files.entry(name).shape
         if len(shape) != (3 if self._scheme.packed else 2):
             raise ValueError(f"{self.where}: {name!r} has shape {list(shape)}; it must be a matrix")
-        return Sizes(*shape[-2:])
+        return Sizes(*(reversed(shape[-2:]) if self._turned else shape[-2:]))
 
     def _name(self, projection: str, expert: int) -> str:
-        return f"{self._base}.{getattr(self._scheme, projection).format(expert=expert)}"
+        return f"{self._base}.{self._scheme.matrix(projection, expert)}"
 
-    def _array(self, projection: str, expert: int) -> np.ndarray:
-        name, (rows, columns) = self._name(projection, expert), self.sizes.shape(projection)
+    def stored_as(self) -> tuple[str, str]:
+        """The dtype or encoding of the first expert, and the name of the tensor that says so."""
+        name = self._name("gate", 0)
         if not self._scheme.packed:
             encoding = find(self._files, name)
-            if encoding is None:
-                missing = not _has_matrix(self._files, name)  # then the message names what other experts have
-                return self._files.array(f"{name}.{self._codes if missing else 'weight'}", FLOATS, (rows, columns))
-            return encoding.decode(open_parts(self._files, name, encoding), (rows, columns))
-        if projection == "down":
-            return self._files.array(name, FLOATS, (self.count, rows, columns))[expert]
-        both = self._files.array(name, FLOATS, (self.count, 2 * rows, columns))[expert]
-        return both[:rows] if projection == "gate" else both[rows:]
+            if encoding is not None:
+                return encoding.name, f"{name}.{encoding.codes}"
+            name = f"{name}.{self._codes}"
+        return self._files.entry(name).dtype, name
+
+    def _array(self, projection: str, expert: int) -> np.ndarray:
+        name, scheme = self._name(projection, expert), self._scheme
+        if scheme.packed:
+            return packed.read(
+                self._files, name, FLOATS, projection, self.sizes, self.count, expert, scheme.joined, self._turned
+            )
+        shape, encoding = self.sizes.shape(projection), find(self._files, name)
+        if encoding is None:
+            missing = not _has_matrix(self._files, name)  # then the message names what other experts have
+            return self._files.array(f"{name}.{self._codes if missing else 'weight'}", FLOATS, shape)
+        return encoding.decode(open_parts(self._files, name, encoding), shape)
 
     def matrices(self, expert: int) -> list[object]:
         """bf16 gate, up and down."""
@@ -92,8 +133,10 @@ class CheckpointExperts:
         layer.load_expert(slot, *self.matrices(expert))
 
     def will_need(self, expert: int) -> None:
-        if not self._scheme.packed:
-            stems = [self._name(projection, expert) for projection in PROJECTIONS]
+        stems = dict.fromkeys(self._name(projection, expert) for projection in PROJECTIONS)
+        if self._scheme.packed:
+            self._files.will_need(stems, expert)
+        else:
             self._files.will_need(f"{stem}.{suffix}" for stem in stems for suffix in SUFFIXES)
 
     def forget(self) -> None:
@@ -113,11 +156,23 @@ def _has_matrix(files: TensorFiles, stem: str) -> bool:
 def _find(files: TensorFiles, layer_idx: int) -> tuple[str, Scheme]:
     for base in (base.format(layer=layer_idx) for base in BASES):
         for scheme in SCHEMES:
-            name = f"{base}.{scheme.gate.format(expert=0)}"
+            _refuse_biases(files, base, scheme)
+            name = f"{base}.{scheme.matrix('gate', 0)}"
             if name in files if scheme.packed else _has_matrix(files, name):
                 return base, scheme
-    example = f"{BASES[0]}.{SCHEMES[0].gate}.weight".format(layer=layer_idx, expert=0)
+    example = f"{BASES[0].format(layer=layer_idx)}.{SCHEMES[0].matrix('gate', 0)}.weight"
     raise MissingTensorError(
         f"{files.path} has no experts of layer {layer_idx} under a known name such as {example!r}; it has "
         f"{layers_in(files)}"
     )
+
+
+def _refuse_biases(files: TensorFiles, base: str, scheme: Scheme) -> None:
+    for name in (f"{base}.{scheme.matrix(projection, 0)}" for projection in PROJECTIONS):
+        separate = not scheme.packed or name.endswith(".weight")
+        bias = f"{name.removesuffix('.weight')}.bias" if separate else f"{name}_bias"
+        if bias in files:
+            raise ValueError(
+                f"{files.path}: the experts have biases ({bias!r}), as those of gpt-oss do; biases of experts are not "
+                "supported yet, and without them the results would be wrong"
+            )

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from kt_kernel import _core
 from kt_kernel.methods import format_of
-from kt_kernel.weights.canonical import CanonicalExperts, Coded, file_name, tensor_name
+from kt_kernel.weights.canonical import CanonicalExperts, Coded
 from kt_kernel.weights.checkpoint import CheckpointExperts
+from kt_kernel.weights.detect import Kind, locate
 from kt_kernel.weights.experts import Experts, Sizes
 from kt_kernel.weights.progress import Progress, Report
 from kt_kernel.weights.released import MergedExperts, TreeExperts
@@ -126,21 +127,14 @@ def _check_format(layer: "_core.MoELayer", method: str) -> None:
 
 
 def _open_experts(path: Path, layer_idx: int, weight_format: str, sizes: Sizes) -> Experts:
-    if not path.exists():
-        raise FileNotFoundError(
-            f"weight_path {path} does not exist; it is a folder of weights, or one safetensors file"
-        )
-    if (path / file_name(layer_idx)).exists():
-        path = path / file_name(layer_idx)  # needs no look at the other layers
-    if path.is_dir() and not any(path.glob("*.safetensors")) and any(path.glob("_layer_*")):
-        return TreeExperts(path, layer_idx, weight_format, sizes)
-    files = TensorFiles(path)
-    merged, canonical = (tensor_name(layer_idx, "gate", 0, kind) for kind in ("numa.0.weight", "weight"))
-    if merged in files:
-        return MergedExperts(files, layer_idx, weight_format, sizes)
-    if canonical in files:
-        return CanonicalExperts(files, layer_idx, weight_format, sizes)
-    return CheckpointExperts(files, layer_idx, sizes)
+    kind, source = locate(path, layer_idx)
+    if kind is Kind.TREE:
+        return TreeExperts(source, layer_idx, weight_format, sizes)
+    if kind is Kind.MERGED:
+        return MergedExperts(source, layer_idx, weight_format, sizes)
+    if kind is Kind.CANONICAL:
+        return CanonicalExperts(source, layer_idx, weight_format, sizes)
+    return CheckpointExperts(source, layer_idx, sizes)
 
 
 def _slots(layer, experts: Experts, physical_to_logical, skip) -> dict[int, list[int]]:

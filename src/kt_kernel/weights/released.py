@@ -26,7 +26,7 @@ class ReleasedExperts:
     parts: int
     count: int
 
-    def __init__(self, weight_format: str, sizes: Sizes):
+    def __init__(self, weight_format: str | None, sizes: Sizes):
         self._format, self._sizes = weight_format, sizes
 
     def _array(self, projection: str, expert: int, part: int, kind: str, dtype: type, elements: int) -> np.ndarray:
@@ -67,24 +67,25 @@ class ReleasedExperts:
 class MergedExperts(ReleasedExperts):
     """blk.{L}.ffn_{p}_exps.{e}.numa.{n}.weight and .scale in safetensors."""
 
-    def __init__(self, files: TensorFiles, layer_idx: int, weight_format: str, sizes: Sizes):
+    def __init__(self, files: TensorFiles, layer_idx: int, weight_format: str | None, sizes: Sizes):
+        """Without a format it is the one that is stored."""
         super().__init__(weight_format, sizes)
         self._files, self._layer_idx, self.where = files, layer_idx, f"{files.path} (layer {layer_idx})"
         self.parts = count_consecutive(self._name("gate", 0, part, "weight") in files for part in count())
         self.count = count_consecutive(self._name("gate", expert, 0, "weight") in files for expert in count())
         self._check_cut()
-        self._check_format()
+        self.format = self._stored_format()
+        if weight_format not in (None, self.format):
+            raise wrong_method(self.where, self.format, weight_format)
 
-    def _check_format(self) -> None:
+    def _stored_format(self) -> str:
         """The files do not tell, but their sizes do."""
         name = self._name("gate", 0, 0, "weight")
         entry = self._files.entry(name)
         rows, depth = self._part_shape("gate")
         for weight_format, codes_per_byte in _CODES_PER_BYTE.items():
             if (entry.end - entry.begin) * codes_per_byte == rows * depth:
-                if weight_format != self._format:
-                    raise wrong_method(self.where, weight_format, self._format)
-                return
+                return weight_format
         raise ValueError(
             f"{self.where}: tensor {name!r} has {entry.end - entry.begin} bytes, which is neither int8 nor int4 of "
             f"[{rows}, {depth}]; is it this model?"
@@ -128,6 +129,11 @@ class TreeExperts(ReleasedExperts):
         self._check_cut()
         self._files = self._scan()
         self.count = count_consecutive(("gate", expert, 0, "weight") in self._files for expert in count())
+
+    @classmethod
+    def formats_in(cls, folder: Path, layer_idx: int) -> set[str]:
+        names = (path.name for path in (folder / f"_layer_{layer_idx}").glob("_numa_0/*.kt"))
+        return {match[1].lower() for name in names if (match := cls._NAME.fullmatch(name))}
 
     def _scan(self) -> dict[tuple[str, int, int, str], Path]:
         files: dict[tuple[str, int, int, str], Path] = {}

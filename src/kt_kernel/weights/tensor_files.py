@@ -73,7 +73,7 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict:
     return made
 
 
-def _parse_json(path: Path, text: bytes) -> dict:
+def parse_json(path: Path, text: bytes) -> dict:
     try:
         parsed = json.loads(text, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
@@ -127,7 +127,7 @@ def _cached_header(path: Path, file_bytes: int, _mtime_ns: int, _inode: int) -> 
                 f"{path} is no safetensors file, or is cut short: {file_bytes} bytes, header of {length} bytes; "
                 "copy or download it again"
             )
-        fields = _parse_json(path, file.read(length))
+        fields = parse_json(path, file.read(length))
     metadata = fields.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{path}: __metadata__ must map strings to strings")
@@ -146,13 +146,19 @@ def read_header(path: Path) -> Header:
 def _read_index(folder: Path) -> dict[str, Path]:
     """Tensor -> file."""
     path = folder / INDEX
-    files = _parse_json(path, path.read_bytes()).get("weight_map")
+    files = parse_json(path, path.read_bytes()).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise ValueError(f"{path}: weight_map must map tensors to files; copy or download it again")
     for file in set(files.values()):
         if Path(file).name != file:
             raise ValueError(f"{path}: weight_map names {file!r}, which is no file of this folder")
     return {name: folder / file for name, file in files.items()}
+
+
+def _item_bytes(entry: Entry, index: int) -> tuple[int, int]:
+    """Where tensor[index] begins and ends in its file."""
+    item = (entry.end - entry.begin) // max(1, entry.shape[0])
+    return entry.begin + index * item, entry.begin + (index + 1) * item
 
 
 class TensorFiles:
@@ -213,19 +219,35 @@ class TensorFiles:
 
     def array(self, name: str, dtypes: Iterable[str], shape: tuple[int, ...]) -> np.ndarray:
         """A view of the file. bf16 comes as uint16, fp8 as uint8."""
+        entry = self._checked(name, dtypes, shape)
+        return self._mapped(name).array(entry.begin, _DTYPES[entry.dtype][1], shape)
+
+    def item(
+        self, name: str, dtypes: Iterable[str], shape: tuple[int, ...], index: int, rows: slice = slice(None)
+    ) -> np.ndarray:
+        """array(...)[index, rows] of a tensor whose elements are whole bytes, without touching the rest of it."""
+        entry = self._checked(name, dtypes, shape)
+        (begin, end), (first, last, _) = _item_bytes(entry, index), rows.indices(shape[1])
+        row_bytes = (end - begin) // max(1, shape[1])
+        part = (last - first, *shape[2:])
+        return self._mapped(name).array(begin + first * row_bytes, _DTYPES[entry.dtype][1], part)
+
+    def _checked(self, name: str, dtypes: Iterable[str], shape: tuple[int, ...]) -> Entry:
         entry = self.entry(name)
         if entry.dtype not in dtypes or entry.shape != shape:
             raise ValueError(
                 f"{self.file_of(name)}: tensor {name!r} is {entry.dtype} {list(entry.shape)}; "
                 f"needed is {' or '.join(dtypes)} {list(shape)}"
             )
-        return self._mapped(name).array(entry.begin, _DTYPES[entry.dtype][1], shape)
+        return entry
 
-    def will_need(self, names: Iterable[str]) -> None:
+    def will_need(self, names: Iterable[str], index: int | None = None) -> None:
+        """Tensors, or with an index their items."""
         for name in names:
             if name in self:
                 entry = self.entry(name)
-                self._mapped(name).will_need(entry.begin, entry.end)
+                begin, end = (entry.begin, entry.end) if index is None else _item_bytes(entry, index)
+                self._mapped(name).will_need(begin, end)
 
     def forget(self) -> None:
         for mapped in self._maps.values():

@@ -1,0 +1,130 @@
+"""Checkpoints of model families: toys that transformers wrote, against what transformers computes."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import family_models
+import pytest
+from family_models import ALONE, BLOCKS, EXPERTS, FAMILIES, HIDDEN, MISNAMED, REFUSED, TOP_K
+from layer_reference import from_bf16, to_bf16
+from wrapper_cases import torch
+
+from kt_kernel import KTMoEWrapper
+from kt_kernel.weights import ModelConfig, model_config
+
+LIMIT = 0.01  # |error| / |result|: the roundings to bf16 are 0.004 each
+LOADED = [family for family in FAMILIES if family not in REFUSED]
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory) -> Path:
+    if find_spec("transformers") is None:
+        pytest.skip("transformers is not installed: checkpoints of families were not tested")
+    folder = tmp_path_factory.mktemp("families")
+    made = subprocess.run([sys.executable, family_models.__file__, folder], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def reference(folder: Path) -> "dict[int, dict[str, torch.Tensor]]":
+    """Layer -> name -> tensor, of the layers that have experts."""
+    from safetensors.torch import load_file
+
+    layers: dict[int, dict] = {}
+    for name, tensor in load_file(folder / "reference.safetensors").items():
+        layer, kind = name.split(".")
+        layers.setdefault(int(layer), {})[kind] = tensor
+    return layers
+
+
+def load(path: Path, config: ModelConfig, layer: int, method: str) -> KTMoEWrapper:
+    wrapper = KTMoEWrapper(
+        layer_idx=layer,
+        num_experts=config.num_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
+        hidden_size=config.hidden_size,
+        moe_intermediate_size=config.moe_intermediate_size,
+        cpuinfer_threads=2,
+        threadpool_count=1,
+        weight_path=path,
+        method=method,
+        swiglu_limit=config.swiglu_limit,
+        swiglu_alpha=config.swiglu_alpha,
+    )
+    wrapper.load_weights()
+    return wrapper
+
+
+def compute(x, ids, weights, gate, up, down, limit: float, alpha: float) -> "torch.Tensor":
+    """Experts in f32."""
+    out = torch.zeros_like(x)
+    for token in range(len(x)):
+        for expert, weight in zip(ids[token].tolist(), weights[token], strict=True):
+            g, u = gate[expert] @ x[token], up[expert] @ x[token]
+            if limit:
+                g, u = g.clamp(max=limit), u.clamp(-limit, limit)
+            h = g * torch.sigmoid(alpha * g) * (u + 1) if alpha else torch.nn.functional.silu(g) * u
+            out[token] += weight * (down[expert] @ h)
+    return out
+
+
+def error(out: "torch.Tensor", expected: "torch.Tensor") -> float:
+    return float((out.float() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("names", ["hub", "memory"])
+@pytest.mark.parametrize("family", LOADED)
+def test_a_family(family, names, toys):
+    if family in MISNAMED and names == "hub":
+        pytest.skip(f"transformers saves {family} under names that no model on the hub has")
+    path, layers = toys / family / names, reference(toys / family)
+    config = model_config(path)
+    assert config.moe_layers == tuple(layers)
+    assert (config.num_experts, config.num_experts_per_tok, config.hidden_size) == (EXPERTS, TOP_K, HIDDEN)
+    for layer, known in layers.items():
+        wrapper = load(path, config, layer, "auto" if names == "hub" else "BF16")
+        assert wrapper.method == "BF16"
+        matrices = [from_bf16(to_bf16(known[kind].numpy())) for kind in ("gate", "up", "down")]
+        for expert in range(EXPERTS):
+            for got, expected in zip(wrapper.moe.decode_expert(expert), matrices, strict=True):
+                assert (got == expected[expert]).all()
+        tokens = known["x"].bfloat16(), known["ids"], known["weights"]
+        out = wrapper.forward(*tokens)
+        exact = compute(
+            known["x"], *tokens[1:], *map(torch.from_numpy, matrices), config.swiglu_limit, config.swiglu_alpha
+        )
+        assert error(out, exact) < LIMIT
+        if family not in ALONE:
+            assert error(out, known["experts"]) < LIMIT
+
+
+@pytest.mark.parametrize("family", BLOCKS)
+def test_a_block_with_its_router(family, toys):
+    path = toys / family / "hub"
+    config = model_config(path)
+    for layer, known in reference(toys / family).items():
+        logits = known["x"] @ known["router"].T
+        chosen, ids = logits.topk(TOP_K)  # all three give the chosen ones a sum of 1
+        out = load(path, config, layer, "auto").forward(known["x"].bfloat16(), ids, chosen.softmax(dim=1))
+        assert error(out, known["block"]) < LIMIT
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "llama4_text", "granitemoe"])
+def test_the_comparison_sees_gate_and_up_swapped(family, toys):
+    path, layers = toys / family / "hub", reference(toys / family)
+    layer, known = layers.popitem()
+    wrapper = load(path, model_config(path), layer, "BF16")
+    wrapper.load_weights_from_tensors(known["up"], known["gate"], known["down"])
+    out = wrapper.forward(known["x"].bfloat16(), known["ids"], known["weights"])
+    assert error(out, known["experts"]) > 0.5
+
+
+@pytest.mark.parametrize("names", ["hub", "memory"])
+@pytest.mark.parametrize("method", ["auto", "BF16", "AMXINT4"])
+@pytest.mark.parametrize("family", REFUSED)
+def test_experts_with_biases_are_refused(family, method, names, toys):
+    path = toys / family / names
+    with pytest.raises(ValueError, match=r"biases \('model\.layers\.1\.mlp\.experts\..*_bias'\).* not supported yet"):
+        load(path, model_config(path), 1, method)
