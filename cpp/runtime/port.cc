@@ -46,9 +46,9 @@ Port::Port(Session* session, Layer* layer, int layer_idx, int deferred_experts)
 Status Port::create(Session* session, Layer* layer, int layer_idx, int deferred_experts, std::unique_ptr<Port>* out) {
   const LayerConfig& config = layer->config();
   if (config.hidden != session->hidden() || config.top_k != session->top_k()) {
-    return Status::invalid("this session is for hidden_size " + std::to_string(session->hidden()) + " and top_k " +
-                           std::to_string(session->top_k()) + ", the layer has " + std::to_string(config.hidden) +
-                           " and " + std::to_string(config.top_k));
+    return Status::invalid("the layers of one model have hidden_size " + std::to_string(session->hidden()) +
+                           " and top_k " + std::to_string(session->top_k()) + ", this one has " +
+                           std::to_string(config.hidden) + " and " + std::to_string(config.top_k));
   }
   if (deferred_experts < 0 || deferred_experts > config.top_k) {
     return Status::invalid(std::to_string(deferred_experts) + " deferred experts per token; this layer can have 0 to " +

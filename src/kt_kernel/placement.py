@@ -77,6 +77,8 @@ def logical_ids(physical_to_logical_map: "torch.Tensor | Sequence[int] | None", 
     if physical_to_logical_map is None:
         return list(range(num_experts))
     values = physical_to_logical_map
+    if getattr(values, "is_meta", False):
+        raise ValueError("physical_to_logical_map is on meta and has no values; pass a CPU tensor")
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str):

@@ -92,3 +92,10 @@ def test_a_peer_that_does_not_load_fails_with_the_reason(capsys, tmp_path):
     arguments = ["--peer-path", str(tmp_path), "--variant", "emu", *TINY]
     assert kt("bench", "peers", *arguments) == 1
     assert "no module for variant 'emu'" in capsys.readouterr().out
+
+
+def test_hybrid_without_a_gpu_says_what_to_do(capsys, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert kt("bench", "hybrid", *TINY) == 1
+    assert "hybrid needs a GPU" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_maps_that_cannot_be(checkpoint, load, mapping, kind, words):
 
 def test_a_map_that_has_no_values(checkpoint, load):
     wrapper = make_in(checkpoint, SHAPE, "AMXINT8")
-    with pytest.raises((NotImplementedError, RuntimeError, ValueError)):
+    with pytest.raises(ValueError, match="physical_to_logical_map is on meta and has no values; pass a CPU tensor"):
         load(wrapper, torch.arange(4, device="meta"))
 
 

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from kt_kernel.bench import figures, kernels
 from kt_kernel.bench.client import Client
+from kt_kernel.bench.errors import BenchError
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings, Settings
 from kt_kernel.methods import method_of
@@ -15,6 +16,12 @@ _ERROR_LIMIT = {"bf16": 0.01, "int8": 0.03, "int4": 0.03, "int4g": 0.03}
 
 
 def measure_hybrid(settings: Settings, findings: Findings, progress: Progress) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BenchError(
+            "hybrid needs a GPU, and torch.cuda.is_available() is False; 'kt bench kernels' measures the CPU alone"
+        )
     for variant in settings.variants:
         with Client("beside_gpu", variant=variant) as client:
             hello = client.call("hello")

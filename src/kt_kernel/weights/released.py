@@ -5,6 +5,7 @@ by columns, each with its own row scales. Their byte layout is `blocks` of cpp/f
 """
 
 import re
+from abc import ABC, abstractmethod
 from itertools import count
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
 _CODES_PER_BYTE = {"int8": 1, "int4": 2}
 
 
-class ReleasedExperts:
+class ReleasedExperts(ABC):
     """What both forms share: subclasses know where a part lies."""
 
     where: str
@@ -29,8 +30,8 @@ class ReleasedExperts:
     def __init__(self, weight_format: str | None, sizes: Sizes):
         self._format, self._sizes = weight_format, sizes
 
-    def _array(self, projection: str, expert: int, part: int, kind: str, dtype: type, elements: int) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod
+    def _array(self, projection: str, expert: int, part: int, kind: str, dtype: type, elements: int) -> np.ndarray: ...
 
     def _check_cut(self) -> None:
         if self._sizes.intermediate % self.parts:
