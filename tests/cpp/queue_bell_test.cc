@@ -133,7 +133,12 @@ KT_TEST(bells_do_not_keep_an_idle_core_busy) {
   usleep(50'000);
   const int64_t before = read_ns(clock);
   usleep(1'000'000);
-  KT_CHECK(read_ns(clock) - before < 30'000'000);
+#if defined(__SANITIZE_THREAD__)
+  constexpr int64_t kMostNs = 300'000'000;  // the sanitizer makes a look at 100 words ten times as long
+#else
+  constexpr int64_t kMostNs = 30'000'000;
+#endif
+  KT_CHECK(read_ns(clock) - before < kMostNs);
   rung[99].word.store(3);
   KT_CHECK(rung[99].heard(1));
   for (Rung& one : rung) queue->remove_bell(&one.word);
