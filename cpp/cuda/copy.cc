@@ -153,8 +153,8 @@ Status copy(const Driver& driver, Stream stream, Direction direction, std::span<
       arguments[3 * i + 1] = &padded[i].from;
       arguments[3 * i + 2] = &words[i];
     }
-    // Two words for each thread, at most 64 blocks: enough in flight to fill the bus.
-    const unsigned blocks = std::clamp(words[0] / (2 * kBlockThreads), 1u, 64u);
+    // One word for each thread, so that a small copy waits for the bus once; 64 blocks are enough to fill it.
+    const unsigned blocks = std::clamp((words[0] + kBlockThreads - 1) / kBlockThreads, 1u, 64u);
     KT_CUDA(driver, cuLaunchKernel, function, blocks, 1, 1, kBlockThreads, 1, 1, 0, stream, arguments, nullptr);
     return Status::ok();
   }
