@@ -9,10 +9,16 @@ namespace {
 
 constexpr size_t kMaxPieces = 3;
 constexpr size_t kKernelMaxBytes = 2 << 20;
-constexpr unsigned kBlockThreads = 256;
+constexpr unsigned kBlockThreads = 256, kMaxBlocks = 64;
+// What one block has in flight at once: 4 words of 16 bytes for each of its threads.
+constexpr unsigned kRingingThreads = 1024;
+constexpr size_t kRingingMaxBytes = kRingingThreads * 4 * 16;
 
-// kt_copy(to, from, words) x 3: words of 16 bytes in the first piece, of 4 bytes in the others. Compiled by the driver
-// for whatever GPU there is.
+// kt_copy((to, from, words) x 3, clear, ring, value): words of 16 bytes in the first piece, of 4 bytes in the others.
+// A thread has four words of the first piece in flight at once; the others go to the last threads, which have none of
+// it in a small copy. With `ring`, which needs a grid of one block, *clear = 0 and *ring = value when everything has
+// arrived: the barrier orders the block's words before the fence of its first thread. Compiled by the driver for
+// whatever GPU there is.
 constexpr const char* kCopyKernel = R"(
 .version 6.0
 .target sm_50
@@ -21,66 +27,95 @@ constexpr const char* kCopyKernel = R"(
 .visible .entry kt_copy(
   .param .u64 to_a, .param .u64 from_a, .param .u32 words_a,
   .param .u64 to_b, .param .u64 from_b, .param .u32 words_b,
-  .param .u64 to_c, .param .u64 from_c, .param .u32 words_c)
+  .param .u64 to_c, .param .u64 from_c, .param .u32 words_c,
+  .param .u64 clear, .param .u64 ring, .param .u32 value)
+.maxntid 1024, 1, 1
 {
-  .reg .pred %end;
-  .reg .u32 %first, %step, %i, %words, %v<4>;
-  .reg .u64 %to, %from, %at, %offset;
+  .reg .pred %end, %has1, %has2, %has3, %in_b;
+  .reg .u32 %thread, %threads, %first, %step, %i, %i1, %i2, %i3, %words, %small, %v;
+  .reg .u32 %p<4>, %q<4>, %r<4>, %s<4>;
+  .reg .u64 %to, %from, %to_b, %from_b, %to_c, %from_c, %offset, %stride, %at, %at1, %at2, %at3;
 
-  mov.u32 %v0, %ntid.x;
-  mov.u32 %v1, %ctaid.x;
-  mov.u32 %v2, %tid.x;
-  mad.lo.u32 %first, %v1, %v0, %v2;
-  mov.u32 %v1, %nctaid.x;
-  mul.lo.u32 %step, %v0, %v1;
+  mov.u32 %thread, %tid.x;
+  mov.u32 %threads, %ntid.x;
+  mov.u32 %i, %ctaid.x;
+  mad.lo.u32 %first, %i, %threads, %thread;
+  mov.u32 %i, %nctaid.x;
+  mul.lo.u32 %step, %threads, %i;
 
   ld.param.u64 %to, [to_a];
   ld.param.u64 %from, [from_a];
   ld.param.u32 %words, [words_a];
+  mul.wide.u32 %stride, %step, 16;
   mov.u32 %i, %first;
 NEXT_A:
   setp.ge.u32 %end, %i, %words;
   @%end bra DONE_A;
+  add.u32 %i1, %i, %step;
+  add.u32 %i2, %i1, %step;
+  add.u32 %i3, %i2, %step;
+  setp.lt.u32 %has1, %i1, %words;
+  setp.lt.u32 %has2, %i2, %words;
+  setp.lt.u32 %has3, %i3, %words;
   mul.wide.u32 %offset, %i, 16;
   add.u64 %at, %from, %offset;
-  ld.global.v4.u32 {%v0, %v1, %v2, %v3}, [%at];
+  add.u64 %at1, %at, %stride;
+  add.u64 %at2, %at1, %stride;
+  add.u64 %at3, %at2, %stride;
+  ld.global.v4.u32 {%p0, %p1, %p2, %p3}, [%at];
+  @%has1 ld.global.v4.u32 {%q0, %q1, %q2, %q3}, [%at1];
+  @%has2 ld.global.v4.u32 {%r0, %r1, %r2, %r3}, [%at2];
+  @%has3 ld.global.v4.u32 {%s0, %s1, %s2, %s3}, [%at3];
   add.u64 %at, %to, %offset;
-  st.global.v4.u32 [%at], {%v0, %v1, %v2, %v3};
-  add.u32 %i, %i, %step;
+  add.u64 %at1, %at, %stride;
+  add.u64 %at2, %at1, %stride;
+  add.u64 %at3, %at2, %stride;
+  st.global.v4.u32 [%at], {%p0, %p1, %p2, %p3};
+  @%has1 st.global.v4.u32 [%at1], {%q0, %q1, %q2, %q3};
+  @%has2 st.global.v4.u32 [%at2], {%r0, %r1, %r2, %r3};
+  @%has3 st.global.v4.u32 [%at3], {%s0, %s1, %s2, %s3};
+  add.u32 %i, %i3, %step;
   bra NEXT_A;
 DONE_A:
 
-  ld.param.u64 %to, [to_b];
-  ld.param.u64 %from, [from_b];
+  ld.param.u64 %to_b, [to_b];
+  ld.param.u64 %from_b, [from_b];
   ld.param.u32 %words, [words_b];
-  mov.u32 %i, %first;
+  ld.param.u64 %to_c, [to_c];
+  ld.param.u64 %from_c, [from_c];
+  ld.param.u32 %small, [words_c];
+  add.u32 %small, %small, %words;
+  sub.u32 %i, %step, %first;
+  sub.u32 %i, %i, 1;
 NEXT_B:
-  setp.ge.u32 %end, %i, %words;
+  setp.ge.u32 %end, %i, %small;
   @%end bra DONE_B;
-  mul.wide.u32 %offset, %i, 4;
+  setp.lt.u32 %in_b, %i, %words;
+  sub.u32 %i1, %i, %words;
+  selp.u32 %i1, %i, %i1, %in_b;
+  selp.u64 %to, %to_b, %to_c, %in_b;
+  selp.u64 %from, %from_b, %from_c, %in_b;
+  mul.wide.u32 %offset, %i1, 4;
   add.u64 %at, %from, %offset;
-  ld.global.u32 %v0, [%at];
+  ld.global.u32 %v, [%at];
   add.u64 %at, %to, %offset;
-  st.global.u32 [%at], %v0;
+  st.global.u32 [%at], %v;
   add.u32 %i, %i, %step;
   bra NEXT_B;
 DONE_B:
 
-  ld.param.u64 %to, [to_c];
-  ld.param.u64 %from, [from_c];
-  ld.param.u32 %words, [words_c];
-  mov.u32 %i, %first;
-NEXT_C:
-  setp.ge.u32 %end, %i, %words;
-  @%end bra DONE_C;
-  mul.wide.u32 %offset, %i, 4;
-  add.u64 %at, %from, %offset;
-  ld.global.u32 %v0, [%at];
-  add.u64 %at, %to, %offset;
-  st.global.u32 [%at], %v0;
-  add.u32 %i, %i, %step;
-  bra NEXT_C;
-DONE_C:
+  ld.param.u64 %to, [ring];
+  setp.eq.u64 %end, %to, 0;
+  @%end bra DONE;
+  bar.sync 0;
+  setp.ne.u32 %end, %thread, 0;
+  @%end bra DONE;
+  ld.param.u64 %at, [clear];
+  ld.param.u32 %v, [value];
+  st.volatile.global.u32 [%at], 0;
+  membar.sys;
+  st.volatile.global.u32 [%to], %v;
+DONE:
   ret;
 }
 )";
@@ -117,14 +152,42 @@ Function copy_kernel(const Driver& driver) {
   return entry ? entry->function : nullptr;
 }
 
-bool fits_kernel(std::span<const Piece> pieces) {
+size_t bytes_of(std::span<const Piece> pieces) {
   size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  return bytes;
+}
+
+bool fits_kernel(std::span<const Piece> pieces) {
   uint64_t misaligned = pieces[0].to % 16 | pieces[0].from % 16 | pieces[0].bytes % 16;
-  for (const Piece& piece : pieces) {
-    bytes += piece.bytes;
-    misaligned |= piece.to % 4 | piece.from % 4 | piece.bytes % 4;
+  for (const Piece& piece : pieces) misaligned |= piece.to % 4 | piece.from % 4 | piece.bytes % 4;
+  return bytes_of(pieces) <= kKernelMaxBytes && misaligned == 0;
+}
+
+// With a signal (ring != 0) by one block, otherwise by as many as fill the bus.
+Status launch(const Driver& driver, Stream stream, Function function, std::span<const Piece> pieces, Signal signal) {
+  Piece padded[kMaxPieces] = {};
+  std::copy(pieces.begin(), pieces.end(), padded);
+  uint32_t words[kMaxPieces], all_words = 0;
+  void* arguments[3 * kMaxPieces + 3] = {};
+  for (size_t i = 0; i < kMaxPieces; ++i) {
+    words[i] = static_cast<uint32_t>(padded[i].bytes / (i == 0 ? 16 : 4));
+    all_words += words[i];
+    arguments[3 * i] = &padded[i].to;
+    arguments[3 * i + 1] = &padded[i].from;
+    arguments[3 * i + 2] = &words[i];
   }
-  return bytes <= kKernelMaxBytes && misaligned == 0;
+  arguments[3 * kMaxPieces] = &signal.clear;
+  arguments[3 * kMaxPieces + 1] = &signal.ring;
+  arguments[3 * kMaxPieces + 2] = &signal.value;
+  // One word for each thread, so that a small copy waits for the bus once.
+  unsigned blocks = 1, threads = std::min((all_words + 31) / 32 * 32, kRingingThreads);
+  if (!signal.ring) {
+    threads = kBlockThreads;
+    blocks = std::clamp((words[0] + kBlockThreads - 1) / kBlockThreads, 1u, kMaxBlocks);
+  }
+  KT_CUDA(driver, cuLaunchKernel, function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
+  return Status::ok();
 }
 
 }  // namespace
@@ -140,31 +203,26 @@ void prepare(const Driver& driver) {
   loaded().push_back({&driver, context, function});
 }
 
-Status copy(const Driver& driver, Stream stream, Direction direction, std::span<const Piece> pieces) {
+Status copy_to_host(const Driver& driver, Stream stream, std::span<const Piece> pieces, const Signal& signal,
+                    bool* signalled) {
+  *signalled = false;
   Function function = nullptr;
   if (fits_kernel(pieces) && (function = copy_kernel(driver))) {
-    Piece padded[kMaxPieces] = {};
-    std::copy(pieces.begin(), pieces.end(), padded);
-    uint32_t words[kMaxPieces];
-    void* arguments[3 * kMaxPieces];
-    for (size_t i = 0; i < kMaxPieces; ++i) {
-      words[i] = static_cast<uint32_t>(padded[i].bytes / (i == 0 ? 16 : 4));
-      arguments[3 * i] = &padded[i].to;
-      arguments[3 * i + 1] = &padded[i].from;
-      arguments[3 * i + 2] = &words[i];
-    }
-    // One word for each thread, so that a small copy waits for the bus once; 64 blocks are enough to fill it.
-    const unsigned blocks = std::clamp((words[0] + kBlockThreads - 1) / kBlockThreads, 1u, 64u);
-    KT_CUDA(driver, cuLaunchKernel, function, blocks, 1, 1, kBlockThreads, 1, 1, 0, stream, arguments, nullptr);
-    return Status::ok();
+    *signalled = bytes_of(pieces) <= kRingingMaxBytes;
+    return launch(driver, stream, function, pieces, *signalled ? signal : Signal{});
   }
   for (const Piece& piece : pieces) {
-    if (direction == Direction::to_host) {
-      KT_CUDA(driver, cuMemcpyDtoHAsync_v2, reinterpret_cast<void*>(piece.to), piece.from, piece.bytes, stream);
-    } else {
-      KT_CUDA(driver, cuMemcpyHtoDAsync_v2, piece.to, reinterpret_cast<const void*>(piece.from), piece.bytes, stream);
-    }
+    KT_CUDA(driver, cuMemcpyDtoHAsync_v2, reinterpret_cast<void*>(piece.to), piece.from, piece.bytes, stream);
   }
+  return Status::ok();
+}
+
+Status copy_to_device(const Driver& driver, Stream stream, const Piece& piece) {
+  Function function = nullptr;
+  if (fits_kernel({&piece, 1}) && (function = copy_kernel(driver))) {
+    return launch(driver, stream, function, {&piece, 1}, {});
+  }
+  KT_CUDA(driver, cuMemcpyHtoDAsync_v2, piece.to, reinterpret_cast<const void*>(piece.from), piece.bytes, stream);
   return Status::ok();
 }
 

@@ -195,10 +195,13 @@ Status Port::send(const cuda::Driver& driver, cuda::Stream stream, const Tokens&
       {address(stage_->input()), tokens.input, static_cast<size_t>(tokens.count) * session_->hidden() * 2},
       {address(stage_->ids()), tokens.ids, pairs * tokens.id_bytes},
       {address(stage_->weights()), tokens.weights, pairs * 4}};
-  KT_RETURN_IF_ERROR(cuda::copy(driver, stream, cuda::Direction::to_host, pieces));
+  const cuda::Signal signal{address(&stage_->done()), address(&stage_->bell()), number_};
+  bool rung = false;
+  KT_RETURN_IF_ERROR(cuda::copy_to_host(driver, stream, pieces, signal, &rung));
+  if (rung) return Status::ok();
   if (has_memory_operations(driver)) {
-    KT_CUDA(driver, cuStreamWriteValue32_v2, stream, address(&stage_->done()), 0, 0);
-    KT_CUDA(driver, cuStreamWriteValue32_v2, stream, address(&stage_->bell()), number_, 0);
+    KT_CUDA(driver, cuStreamWriteValue32_v2, stream, signal.clear, 0, 0);
+    KT_CUDA(driver, cuStreamWriteValue32_v2, stream, signal.ring, signal.value, 0);
   } else {
     KT_CUDA(driver, cuLaunchHostFunc, stream, Session::ring_call, session_->call_context(number_));
   }
@@ -218,8 +221,8 @@ Status Port::sync_on(const cuda::Driver& driver, cuda::Stream stream, int tokens
   } else {
     KT_CUDA(driver, cuLaunchHostFunc, stream, wait_done, stage_);
   }
-  const cuda::Piece piece{output, address(stage_->output()), static_cast<size_t>(tokens_) * session_->hidden() * 2};
-  KT_RETURN_IF_ERROR(cuda::copy(driver, stream, cuda::Direction::to_device, {&piece, 1}));
+  const size_t bytes = static_cast<size_t>(tokens_) * session_->hidden() * 2;
+  KT_RETURN_IF_ERROR(cuda::copy_to_device(driver, stream, {output, address(stage_->output()), bytes}));
   end();
   return Status::ok();
 }

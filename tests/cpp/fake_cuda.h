@@ -31,6 +31,7 @@ struct FakeCuda {
   // The call after `after` more calls of this function fails, once.
   void (*fake_fail)(const char* function, int after, int code);
   int (*fake_calls)(const char* function);
+  void (*fake_last_launch)(unsigned* blocks, unsigned* threads);
   void (*fake_set_memory_operations)(bool);  // what the device's attribute says
   // Allocating and freeing pinned memory waits for all streams, as the driver may do.
   void (*fake_set_waiting_allocation)(bool);
@@ -66,6 +67,7 @@ inline FakeCuda open_fake(const char* library) {
   KT_LOAD_FAKE(fake_destroy_graph);
   KT_LOAD_FAKE(fake_fail);
   KT_LOAD_FAKE(fake_calls);
+  KT_LOAD_FAKE(fake_last_launch);
   KT_LOAD_FAKE(fake_set_memory_operations);
   KT_LOAD_FAKE(fake_set_waiting_allocation);
   KT_LOAD_FAKE(fake_set_context);

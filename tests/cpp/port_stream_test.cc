@@ -60,13 +60,17 @@ KT_TEST(stream_copies_take_the_way_they_should) {
     use(way);
     const auto counted = [&](const char* name) { return way.cuda.fake_calls(name); };
     const int kernels = counted("cuLaunchKernel"), in = counted("cuMemcpyDtoHAsync_v2"),
-              out_copies = counted("cuMemcpyHtoDAsync_v2"), callbacks = counted("cuLaunchHostFunc");
+              out_copies = counted("cuMemcpyHtoDAsync_v2"), callbacks = counted("cuLaunchHostFunc"),
+              writes = counted("cuStreamWriteValue32_v2"), waits = counted("cuStreamWaitValue32_v2");
     call_on(cuda, stream, ports[0], batch, out);
     stream.sync();
     KT_CHECK_EQ(counted("cuLaunchKernel") - kernels, way.kernel ? 2 : 0);
     KT_CHECK_EQ(counted("cuMemcpyDtoHAsync_v2") - in, way.kernel ? 0 : 3);
     KT_CHECK_EQ(counted("cuMemcpyHtoDAsync_v2") - out_copies, way.kernel ? 0 : 1);
-    KT_CHECK_EQ(counted("cuLaunchHostFunc") - callbacks, way.memory_operations ? 0 : 2);
+    // The kernel rings by itself.
+    KT_CHECK_EQ(counted("cuStreamWriteValue32_v2") - writes, way.kernel || !way.memory_operations ? 0 : 2);
+    KT_CHECK_EQ(counted("cuStreamWaitValue32_v2") - waits, way.memory_operations ? 1 : 0);
+    KT_CHECK_EQ(counted("cuLaunchHostFunc") - callbacks, way.memory_operations ? 0 : way.kernel ? 1 : 2);
   }
   // An input that lies at an odd address is no work for the kernel.
   use(ways()[0]);

@@ -151,7 +151,7 @@ FAKE_EXPORT Result cuModuleGetFunction(void** function, void* module, const char
 FAKE_EXPORT Result cuLaunchKernel(void* function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
                                   unsigned, void* stream, void** arguments, void**) {
   FAKE_ENTER();
-  if (function != &copy_kernel_tag || grid == 0 || block == 0) return fake::kInvalidValue;
+  if (function != &copy_kernel_tag || grid == 0 || block == 0 || block > 1024) return fake::kInvalidValue;
   std::vector<Piece> pieces;
   std::vector<Range> pinned;
   for (int i = 0; i < 3; ++i) {
@@ -166,8 +166,25 @@ FAKE_EXPORT Result cuLaunchKernel(void* function, unsigned grid, unsigned, unsig
     pinned.push_back({is_pinned(piece.to) ? piece.to : piece.from, piece.words});
     pieces.push_back(piece);
   }
-  const auto run = [pieces] {
+  uint64_t clear, ring;
+  uint32_t value;
+  std::memcpy(&clear, arguments[9], 8);
+  std::memcpy(&ring, arguments[10], 8);
+  std::memcpy(&value, arguments[11], 4);
+  if (ring) {
+    if (grid != 1) return fake::kInvalidValue;  // a block does not wait for the others
+    pinned.push_back({clear, 4});
+    pinned.push_back({ring, 4});
+  }
+  {
+    const std::lock_guard lock(state().mutex);
+    state().last_launch = {grid, block};
+  }
+  const auto run = [pieces, clear, ring, value] {
     for (const Piece& piece : pieces) std::memcpy(pointer(piece.to), pointer(piece.from), piece.words);
+    if (!ring) return;
+    static_cast<std::atomic<uint32_t>*>(pointer(clear))->store(0, std::memory_order_relaxed);
+    static_cast<std::atomic<uint32_t>*>(pointer(ring))->store(value, std::memory_order_release);
   };
   return fake::enqueue(stream, {run, pinned});
 }

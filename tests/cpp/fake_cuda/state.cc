@@ -228,6 +228,12 @@ FAKE_EXPORT int fake_calls(const char* function) {
   return state().calls[function];
 }
 
+FAKE_EXPORT void fake_last_launch(unsigned* blocks, unsigned* threads) {
+  const std::lock_guard lock(state().mutex);
+  *blocks = state().last_launch.blocks;
+  *threads = state().last_launch.threads;
+}
+
 FAKE_EXPORT void fake_set_memory_operations(bool yes) {
   const std::lock_guard lock(state().mutex);
   state().memory_operations = yes;

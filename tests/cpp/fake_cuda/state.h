@@ -58,6 +58,11 @@ struct Failure {
   int code;
 };
 
+struct Launch {
+  unsigned blocks = 0;
+  unsigned threads = 0;  // of a block
+};
+
 struct State {
   std::mutex mutex;
   std::condition_variable changed;  // of any stream
@@ -68,6 +73,7 @@ struct State {
   std::map<std::string, Failure> failures;
   std::map<std::string, int> calls;
   std::vector<std::string> violations;
+  Launch last_launch;
   uint64_t next_capture = 1;
   uint64_t context = 1;
   bool memory_operations = true;
