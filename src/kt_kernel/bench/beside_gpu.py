@@ -11,7 +11,7 @@ from kt_kernel.bench.shapes import Shape
 from kt_kernel.bench.timing import sample
 
 _LAYERS_IN_GRAPH = 32
-_WARM_UP_CALLS = 3
+_WARM_UP_SECONDS = 0.01  # one call at least
 # Square matrices whose product on the GPU stands for the hot experts, and for attention.
 _GPU_WORK_SIZE = 4096
 
@@ -58,8 +58,7 @@ class BesideGpu(Ours):
             self._probe = _core.ReadProbe(self._pool, gigabytes)
         calls = _Calls(self._wrapper, self._shape, tokens)
         answer: dict = {"unique_experts": calls.unique_experts, "rounds": []}
-        for call in range(_WARM_UP_CALLS):
-            calls.run(call)
+        sample(calls.run, _WARM_UP_SECONDS)
         made = 0
         for _ in range(rounds):
             read_gbps = self._probe.measure(PROBE_SECONDS)
@@ -73,9 +72,14 @@ class BesideGpu(Ours):
         """As if the CPU that is left to the thread that drives the GPU worked too."""
         return _core.measure_peak(self._pool, unit, PROBE_SECONDS) * default_threads() / self._pool.threads
 
-    def error(self, tokens: int) -> float:
-        """Relative, of one call, against float32 on the GPU with the weights as the kernels see them."""
-        return _Calls(self._wrapper, self._shape, tokens).error()
+    def error(self, tokens: list[int]) -> float:
+        """The largest of these token counts: relative, of one call, against float32 on the GPU with the weights as the
+        kernels see them. Every token takes the same experts: few to decode, and many rows for each."""
+        experts = [
+            tuple(torch.from_numpy(matrix).cuda() for matrix in self._wrapper.moe.decode_expert(expert))
+            for expert in range(self._shape.top_k)
+        ]
+        return max(_Calls(self._wrapper, self._shape, count, len(experts)).error(experts) for count in tokens)
 
     def round_trip(self, seconds: float) -> dict:
         """What a layer costs beside its CPU work: one token, every expert masked, so that the CPU adds up nothing."""
@@ -129,14 +133,16 @@ class BesideGpu(Ours):
 
 
 class _Calls:
-    """Tokens on the GPU and several routings to go round."""
+    """Tokens on the GPU and several routings to go round, to all experts or to the first ones."""
 
-    def __init__(self, wrapper: KTMoEWrapper, shape: Shape, tokens: int):
+    def __init__(self, wrapper: KTMoEWrapper, shape: Shape, tokens: int, experts: int | None = None):
         generator = torch.Generator(device="cuda").manual_seed(tokens)
         self._wrapper = wrapper
         self._x = torch.randn(tokens, shape.hidden, device="cuda", dtype=torch.bfloat16, generator=generator)
         self._ids = [
-            torch.rand(tokens, shape.experts, device="cuda", generator=generator).argsort(-1)[:, : shape.top_k].int()
+            torch.rand(tokens, experts or shape.experts, device="cuda", generator=generator)
+            .argsort(-1)[:, : shape.top_k]
+            .int()
             for _ in range(16 if tokens <= 16 else 4)
         ]
         self._weights = torch.full((tokens, shape.top_k), 1 / shape.top_k, device="cuda")
@@ -166,11 +172,10 @@ class _Calls:
 
         return run
 
-    def error(self) -> float:
+    def error(self, experts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> float:
         result = self.run(0).float()
         ids, expected = self._ids[0], torch.zeros_like(result)
-        for expert in ids.unique().tolist():
-            gate, up, down = (torch.from_numpy(m).cuda() for m in self._wrapper.moe.decode_expert(expert))
+        for expert, (gate, up, down) in enumerate(experts):
             rows, slots = (ids == expert).nonzero(as_tuple=True)
             x = self._x[rows].float()
             outputs = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T

@@ -41,7 +41,7 @@ def measure_hybrid(settings: Settings, findings: Findings, progress: Progress) -
                         threads=threads,
                         max_tokens=max(*settings.tokens, *_CHECKED_TOKENS),
                     )
-                    error = max(client.call("error", tokens=count) for count in _CHECKED_TOKENS)
+                    error = client.call("error", tokens=_CHECKED_TOKENS)
                     if not error < _ERROR_LIMIT[weight_format]:
                         findings.fail(f"{shape.name} {weight_format} on {name}: relative error {error:.4f}")
                     trip = client.call("round_trip", seconds=settings.seconds)
