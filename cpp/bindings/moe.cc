@@ -57,16 +57,40 @@ std::unique_ptr<kt::Pool> make_pool(const std::vector<int>& threads, const std::
   return pool;
 }
 
+// Unless it is named, a slope tells it, as in kt-kernel 0.4 to 0.7.
+kt::ActivationKind activation_of(const std::optional<std::string>& name, float alpha) {
+  using Kind = kt::ActivationKind;
+  if (!name) return alpha > 0 ? Kind::swiglu_alpha : Kind::silu;
+  if (*name == "silu") return Kind::silu;
+  if (*name == "swiglu_alpha") return Kind::swiglu_alpha;
+  if (*name == "swigluoai") return Kind::swigluoai;
+  throw nb::value_error(
+      ("activation '" + *name + "' is unknown; the activations are: silu, swiglu_alpha, swigluoai").c_str());
+}
+
 std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format, int num_experts, int top_k, int hidden,
                                       int intermediate, int max_tokens, const std::optional<std::string>& variant,
-                                      float swiglu_limit, float swiglu_alpha) {
-  kt::LayerConfig config{format_of(format),           num_experts, top_k, hidden, intermediate, max_tokens,
-                         {swiglu_limit, swiglu_alpha}};
+                                      float swiglu_limit, float swiglu_alpha,
+                                      const std::optional<std::string>& activation, bool biases) {
+  kt::LayerConfig config{format_of(format),
+                         num_experts,
+                         top_k,
+                         hidden,
+                         intermediate,
+                         max_tokens,
+                         {activation_of(activation, swiglu_alpha), swiglu_limit, swiglu_alpha},
+                         biases};
   const kt::IsaTable* isa = kt::active();
   if (variant) raise(kt::select(variant->c_str(), &isa));
   std::unique_ptr<kt::Layer> layer;
   raise(kt::Layer::create(shared_workspace(&pool), isa, config, &layer));
   return layer;
+}
+
+std::string shape_of(const WeightArray& array) {
+  std::string shape;
+  for (size_t i = 0; i < array.ndim(); ++i) shape += (i ? ", " : "") + std::to_string(array.shape(i));
+  return "[" + shape + "]";
 }
 
 const uint16_t* weights_of(const char* name, const WeightArray& array, int rows, int columns) {
@@ -78,10 +102,8 @@ const uint16_t* weights_of(const char* name, const WeightArray& array, int rows,
   }
   if (array.ndim() != 2 || array.shape(0) != static_cast<size_t>(rows) ||
       array.shape(1) != static_cast<size_t>(columns)) {
-    std::string shape;
-    for (size_t i = 0; i < array.ndim(); ++i) shape += (i ? ", " : "") + std::to_string(array.shape(i));
-    throw nb::value_error((std::string(name) + " has shape [" + shape + "]; this layer needs [" + std::to_string(rows) +
-                           ", " + std::to_string(columns) + "]")
+    throw nb::value_error((std::string(name) + " has shape " + shape_of(array) + "; this layer needs [" +
+                           std::to_string(rows) + ", " + std::to_string(columns) + "]")
                               .c_str());
   }
   return static_cast<const uint16_t*>(array.data());
@@ -93,6 +115,26 @@ void load_expert(kt::Layer& layer, int expert, const WeightArray& gate, const We
   const kt::ExpertWeights weights{weights_of("gate", gate, I, H), weights_of("up", up, I, H),
                                   weights_of("down", down, H, I)};
   raise_of([&] { return layer.load_expert(expert, weights); });
+}
+
+const float* bias_of(const char* name, const WeightArray& array, int rows) {
+  const nb::dlpack::dtype dtype = array.dtype();
+  if (dtype.code != static_cast<uint8_t>(nb::dlpack::dtype_code::Float) || dtype.bits != 32) {
+    throw nb::type_error((std::string("the bias of ") + name + " must hold f32").c_str());
+  }
+  if (array.ndim() != 1 || array.shape(0) != static_cast<size_t>(rows)) {
+    throw nb::value_error((std::string("the bias of ") + name + " has shape " + shape_of(array) +
+                           "; this layer needs [" + std::to_string(rows) + "]")
+                              .c_str());
+  }
+  return static_cast<const float*>(array.data());
+}
+
+void load_biases(kt::Layer& layer, int expert, const WeightArray& gate, const WeightArray& up,
+                 const WeightArray& down) {
+  const int H = layer.config().hidden, I = layer.config().intermediate;
+  const kt::ExpertBiases biases{bias_of("gate", gate, I), bias_of("up", up, I), bias_of("down", down, H)};
+  raise_of([&] { return layer.load_biases(expert, biases); });
 }
 
 void fill_random(kt::Layer& layer, uint64_t seed) {
@@ -141,9 +183,12 @@ void bind_moe(nb::module_& m) {
   layer
       .def(nb::new_(&make_layer), "pool"_a, nb::kw_only(), "format"_a, "num_experts"_a, "top_k"_a, "hidden_size"_a,
            "intermediate_size"_a, "max_tokens"_a, "variant"_a = nb::none(), "swiglu_limit"_a = 0.0f,
-           "swiglu_alpha"_a = 0.0f, nb::keep_alive<0, 2>())  // 1 is the class: new_ makes a __new__
+           "swiglu_alpha"_a = 0.0f, "activation"_a = nb::none(), "biases"_a = false,
+           nb::keep_alive<0, 2>())  // 1 is the class: new_ makes a __new__
       .def("load_expert", &load_expert, "expert"_a, "gate"_a, "up"_a, "down"_a,
            "Packs one expert: bf16 gate and up [I, H], down [H, I].")
+      .def("load_biases", &load_biases, "expert"_a, "gate"_a, "up"_a, "down"_a,
+           "Of a layer with biases=True: f32 gate and up [I], down [H]. Each of its experts needs weights and biases.")
       .def("fill_random", &fill_random, "seed"_a, "Random weights in every expert, for measurements.")
       .def("decode_expert", &decode_expert, "expert"_a, "The weights as the kernels see them: f32 gate, up, down.")
       .def("forward", &forward, "n_tokens"_a, "ids"_a, "weights"_a, "input"_a, "output"_a, "incremental"_a = false,

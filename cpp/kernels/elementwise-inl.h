@@ -143,14 +143,14 @@ KT_INLINE typename V::F32 gated(typename V::F32 g, typename V::F32 exponent, typ
   return V::mul(V::mul(g, reciprocal<V>(sigmoid_inverse)), u);
 }
 
-template <class V, bool kLimit, bool kAlpha>
+template <class V, ActivationKind kKind, bool kLimit>
 KT_INLINE typename V::F32 activate(Activation a, typename V::F32 g, typename V::F32 u) {
   const auto minus_log2e = V::set1_f32(-1.44269504f);
   if constexpr (kLimit) {
-    g = kAlpha ? within<V>(a.limit, g) : at_most<V>(a.limit, g);
+    g = kKind == ActivationKind::swiglu_alpha ? within<V>(a.limit, g) : at_most<V>(a.limit, g);
     u = within<V>(a.limit, u);
   }
-  if constexpr (kAlpha) {
+  if constexpr (kKind != ActivationKind::silu) {
     // Not times alpha * log2(e): that may be infinite, and times a gate of 0 NaN.
     const auto exponent = V::mul(V::mul(g, V::set1_f32(a.alpha)), minus_log2e);
     return gated<V>(g, exponent, V::add(u, V::set1_f32(1.0f)));
@@ -159,25 +159,47 @@ KT_INLINE typename V::F32 activate(Activation a, typename V::F32 g, typename V::
   }
 }
 
-template <class V, bool kLimit, bool kAlpha>
-void swiglu_rows(const float* c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
+template <class V, bool kBias>
+KT_INLINE typename V::F32 biased(const float* c, const float* bias, int column) {
+  if constexpr (kBias) return V::add(V::load_f32(c), V::load_f32(bias + column));
+  return V::load_f32(c);
+}
+
+template <class V, ActivationKind kKind, bool kLimit, bool kBias>
+void swiglu_rows(const float* c, const float* bias, int m, int pairs, Activation activation, uint16_t* h,
+                 size_t h_pitch) {
   for (int i = 0; i < m; ++i, h += h_pitch) {
     uint16_t* out = h;
     for (int p = 0; p < pairs; ++p, c += 2 * kPanelRows, out += kPanelRows) {
       for (int v = 0; v < kPanelRows; v += V::kLanes) {
-        V::store_bf16(out + v,
-                      activate<V, kLimit, kAlpha>(activation, V::load_f32(c + v), V::load_f32(c + kPanelRows + v)));
+        const int column = 2 * kPanelRows * p + v;
+        const auto gate = biased<V, kBias>(c + v, bias, column);
+        const auto up = biased<V, kBias>(c + kPanelRows + v, bias, column + kPanelRows);
+        V::store_bf16(out + v, activate<V, kKind, kLimit>(activation, gate, up));
       }
     }
   }
 }
 
+template <class V, ActivationKind kKind>
+void swiglu_of_kind(const float* c, const float* bias, int m, int pairs, Activation activation, uint16_t* h,
+                    size_t h_pitch) {
+  const bool limit = activation.limit > 0;
+  const auto rows = bias ? (limit ? swiglu_rows<V, kKind, true, true> : swiglu_rows<V, kKind, false, true>)
+                         : (limit ? swiglu_rows<V, kKind, true, false> : swiglu_rows<V, kKind, false, false>);
+  rows(c, bias, m, pairs, activation, h, h_pitch);
+}
+
 template <class V>
-void swiglu(const float* c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
-  const bool limit = activation.limit > 0, alpha = activation.alpha > 0;
-  const auto rows = limit ? (alpha ? swiglu_rows<V, true, true> : swiglu_rows<V, true, false>)
-                          : (alpha ? swiglu_rows<V, false, true> : swiglu_rows<V, false, false>);
-  rows(c, m, pairs, activation, h, h_pitch);
+void swiglu(const float* c, const float* bias, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
+  switch (activation.kind) {
+    case ActivationKind::silu:
+      return swiglu_of_kind<V, ActivationKind::silu>(c, bias, m, pairs, activation, h, h_pitch);
+    case ActivationKind::swiglu_alpha:
+      return swiglu_of_kind<V, ActivationKind::swiglu_alpha>(c, bias, m, pairs, activation, h, h_pitch);
+    case ActivationKind::swigluoai:
+      return swiglu_of_kind<V, ActivationKind::swigluoai>(c, bias, m, pairs, activation, h, h_pitch);
+  }
 }
 
 template <class V>

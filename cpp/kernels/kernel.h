@@ -53,12 +53,17 @@ struct GemmArgs {
 // Tile kernels work on whole blocks of rows: c, and activations without a row list, need room for so many.
 constexpr int kRowUnit = 32;
 
-// What a gate g and an up u make of each other. 0 turns a parameter off.
-//   alpha = 0: silu(g) * u                    with limit: g to at most limit, u to -limit..limit before
-//   alpha > 0: g * sigmoid(alpha g) * (u + 1) with limit: g and u to -limit..limit before
+// What a gate g and an up u make of each other; with a limit they are clamped before.
+enum class ActivationKind : int {
+  silu,          // silu(g) * u                     g to at most limit, u to -limit..limit
+  swiglu_alpha,  // g * sigmoid(alpha g) * (u + 1)  g and u to -limit..limit: kt-kernel 0.4 to 0.7
+  swigluoai,     // the same                        g to at most limit, u to -limit..limit: gpt-oss
+};
+
 struct Activation {
-  float limit = 0;
-  float alpha = 0;
+  ActivationKind kind = ActivationKind::silu;
+  float limit = 0;  // 0: none
+  float alpha = 0;  // not of silu
 };
 
 struct FormatKernels {
@@ -76,9 +81,10 @@ struct IsaTable {
   // one scale. A row may be cut at multiples of span and quantised piece by piece.
   void (*quantise)(ActKind kind, const uint16_t* x, int k, int span, uint8_t* data, float* scales, int32_t* group_sums,
                    int32_t* sums);
-  // h[i][16 p + j] = activation(c[i][32 p + j], c[i][32 p + 16 + j]) as bf16, for i < m, p < pairs; h_pitch in
-  // elements.
-  void (*swiglu)(const float* c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch);
+  // h[i][16 p + j] = activation(y[i][32 p + j], y[i][32 p + 16 + j]) as bf16, for i < m, p < pairs, with y[i] = c[i] +
+  // bias, or c[i] where bias is null; h_pitch in elements.
+  void (*swiglu)(const float* c, const float* bias, int m, int pairs, Activation activation, uint16_t* h,
+                 size_t h_pitch);
   // acc[j] += weight * c[j], n a multiple of 16.
   void (*accumulate)(float* acc, const float* c, float weight, int n);
   // out[j] = bf16(sum of parts[p][j] + addend[j]), any n; addend may be null, or out itself.

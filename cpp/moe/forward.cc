@@ -106,12 +106,14 @@ struct ForwardPass {
       g.acts = acts;
       g.c = reinterpret_cast<float*>(thread.c.data());
       g.scratch = thread.scratch.data();
+      const float* biases = s.gate_up_bias(plan.expert(slot));
+      const float* bias = biases ? biases + static_cast<size_t>(2) * first * kPanelRows : nullptr;
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.rows = plan.tokens() + row;
         g.m = std::min(plan.end(slot) - row, isa.max_rows);
         kernels.gemm(g);
         uint16_t* out = h + row * pitch + static_cast<size_t>(first) * kPanelRows;
-        isa.swiglu(g.c, g.m, count, layer.config_.activation, out, pitch);
+        isa.swiglu(g.c, bias, g.m, count, layer.config_.activation, out, pitch);
         if (first + count == pairs) clear_padding(h + row * pitch, g.m, pitch, s.size);
       }
     }
@@ -168,13 +170,15 @@ struct ForwardPass {
     for (int slot = 0; slot < plan.active(); ++slot) {
       g.panels = s.expert(plan.expert(slot)) + s.gate_up_bytes + first * panel;
       g.next = slot + 1 < plan.active() ? s.expert(plan.expert(slot + 1)) + s.gate_up_bytes + first * panel : nullptr;
+      const float* bias = s.down_bias(plan.expert(slot));
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.first_row = row;
         g.m = std::min(plan.end(slot) - row, isa.max_rows);
         kernels.gemm(g);
         for (int i = 0; i < g.m; ++i) {
-          isa.accumulate(sum + static_cast<size_t>(plan.tokens()[row + i]) * width,
-                         g.c + static_cast<size_t>(i) * width, plan.weights()[row + i], width);
+          float* to = sum + static_cast<size_t>(plan.tokens()[row + i]) * width;
+          isa.accumulate(to, g.c + static_cast<size_t>(i) * width, plan.weights()[row + i], width);
+          if (bias) isa.accumulate(to, bias + static_cast<size_t>(first) * kPanelRows, plan.weights()[row + i], width);
         }
       }
     }

@@ -34,6 +34,11 @@ Status check(const LayerConfig& c) {
   KT_RETURN_IF_ERROR(in_range("max_tokens", c.max_tokens, 1 << 30));
   KT_RETURN_IF_ERROR(off_or_positive("swiglu_limit", c.activation.limit));
   KT_RETURN_IF_ERROR(off_or_positive("swiglu_alpha", c.activation.alpha));
+  const bool silu = c.activation.kind == ActivationKind::silu;
+  if (silu == (c.activation.alpha > 0)) {
+    return Status::invalid(silu ? "silu has no swiglu_alpha; leave it out, or choose another activation"
+                                : "this activation needs a swiglu_alpha above 0");
+  }
   return Status::ok();
 }
 
@@ -45,7 +50,8 @@ Layer::Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const La
       config_(config),
       chunk_tokens_(std::min(config.max_tokens, kChunkTokens)),
       mask_(config.num_experts, 0),
-      loaded_(config.num_experts, 0) {}
+      loaded_(config.num_experts, 0),
+      parts_(config.num_experts, 0) {}
 
 Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config,
                      std::unique_ptr<Layer>* out) {
@@ -79,7 +85,40 @@ Status Layer::split() {
     shard.down_bytes = panel_count(config_.hidden) * panel_bytes(config_.format, shard.size);
     const size_t bytes = (shard.gate_up_bytes + shard.down_bytes) * config_.num_experts;
     KT_RETURN_IF_ERROR(NumaBuffer::allocate(bytes, workspace_->pool().node(i).numa_id, &shard.weights));
+    if (config_.biases) KT_RETURN_IF_ERROR(allocate_biases(i));
   }
+  return Status::ok();
+}
+
+Status Layer::allocate_biases(int node) {
+  Shard& shard = shards_[node];
+  shard.gate_up_biases = static_cast<size_t>(2) * round_up(shard.size, kPanelRows);
+  shard.down_biases = node == 0 ? round_up(config_.hidden, kPanelRows) : 0;
+  const size_t bytes = (shard.gate_up_biases + shard.down_biases) * config_.num_experts * 4;
+  return NumaBuffer::allocate(bytes, workspace_->pool().node(node).numa_id, &shard.biases);
+}
+
+Status Layer::check_expert(int expert) const {
+  if (expert >= 0 && expert < config_.num_experts) return Status::ok();
+  return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." +
+                         std::to_string(config_.num_experts - 1));
+}
+
+Status Layer::load_biases(int expert, const ExpertBiases& biases) {
+  KT_RETURN_IF_ERROR(check_expert(expert));
+  if (!config_.biases) return Status::invalid("this layer has no room for biases; make it with biases=True");
+  KT_RETURN_IF_ERROR(workspace_->pool().usable());
+  const std::lock_guard lock(workspace_->mutex());
+  for (const Shard& shard : shards_) {
+    float* to = shard.gate_up_bias(expert);
+    for (int row = 0; row < shard.size; row += kPanelRows, to += 2 * kPanelRows) {
+      const int count = std::min(kPanelRows, shard.size - row);
+      std::copy_n(biases.gate + shard.begin + row, count, to);
+      std::copy_n(biases.up + shard.begin + row, count, to + kPanelRows);
+    }
+  }
+  std::copy_n(biases.down, config_.hidden, shards_.front().down_bias(expert));
+  set_loaded(expert, kBiases);
   return Status::ok();
 }
 
@@ -129,10 +168,7 @@ void Layer::pack_panel(const Shard& shard, int expert, const ExpertWeights& weig
 }
 
 Status Layer::load_expert(int expert, const ExpertWeights& weights) {
-  if (expert < 0 || expert >= config_.num_experts) {
-    return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." +
-                           std::to_string(config_.num_experts - 1));
-  }
+  KT_RETURN_IF_ERROR(check_expert(expert));
   struct Context {
     const Layer* layer;
     int expert;
@@ -185,11 +221,16 @@ Status Layer::fill_random(uint64_t seed) {
         }
       },
       &context);
-  for (int e = 0; packed.is_ok() && e < config_.num_experts; ++e) set_loaded(e);
+  for (int e = 0; packed.is_ok() && e < config_.num_experts; ++e) {
+    set_loaded(e);
+    if (config_.biases) set_loaded(e, kBiases);
+  }
   return packed;
 }
 
-void Layer::set_loaded(int expert) {
+void Layer::set_loaded(int expert, Part part) {
+  parts_[expert] |= part;
+  if (parts_[expert] != (config_.biases ? kWeights | kBiases : kWeights)) return;
   loaded_count_.fetch_add(loaded_[expert] ? 0 : 1, std::memory_order_relaxed);
   loaded_[expert] = 1;
 }
@@ -198,15 +239,13 @@ Status Layer::check_loaded(const Routing& routing) const {
   if (loaded_experts() == config_.num_experts) return Status::ok();
   const int expert = workspace_->plan().first_missing(routing, loaded_.data());
   if (expert < 0) return Status::ok();
-  return Status::invalid("expert " + std::to_string(expert) +
-                         " of this layer has no weights; load them, or mask the expert as one of the GPU");
+  return Status::invalid("expert " + std::to_string(expert) + " of this layer has no " +
+                         (parts_[expert] & kWeights ? "biases" : "weights") +
+                         "; load them, or mask the expert as one of the GPU");
 }
 
 Status Layer::decode_expert(int expert, float* gate, float* up, float* down) const {
-  if (expert < 0 || expert >= config_.num_experts) {
-    return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." +
-                           std::to_string(config_.num_experts - 1));
-  }
+  KT_RETURN_IF_ERROR(check_expert(expert));
   const int H = config_.hidden, I = config_.intermediate;
   for (const Shard& shard : shards_) {
     std::vector<float> rows(static_cast<size_t>(kPanelRows) * std::max(H, shard.size));

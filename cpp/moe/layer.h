@@ -25,6 +25,7 @@ struct LayerConfig {
   int intermediate = 0;  // I, of the whole layer
   int max_tokens = 0;    // of one forward call
   Activation activation;
+  bool biases = false;  // experts have biases, see ExpertBiases
 };
 
 // bf16 weights of one expert, row-major: gate and up [I, H], down [H, I].
@@ -32,6 +33,13 @@ struct ExpertWeights {
   const uint16_t* gate;
   const uint16_t* up;
   const uint16_t* down;
+};
+
+// y = gate x + gate bias, and so on; f32 [I], [I], [H].
+struct ExpertBiases {
+  const float* gate;
+  const float* up;
+  const float* down;
 };
 
 // out[t] = addend[t] + sum over j of weights[t, j] * FFN_ids[t, j](x[t]), rounded once.
@@ -58,7 +66,10 @@ class Layer {
   Status load_codes(int expert, const CodedExpert& coded);
   // Whether load_codes can take this layout in so many parts; looks at no address.
   Status check_cut(const CodedExpert& coded) const;
-  // Random weights for measurements, about N(0, 1/K).
+  // Of a layer that was made for them: each of its experts needs biases and weights, in any order. Without this rule an
+  // expert whose biases were forgotten would compute something plausible.
+  Status load_biases(int expert, const ExpertBiases& biases);
+  // Random weights for measurements, about N(0, 1/K). Biases stay as they are; at first they are 0.
   Status fill_random(uint64_t seed);
   // Weights as the kernels see them, f32 row-major: gate and up [I, H], down [H, I].
   Status decode_expert(int expert, float* gate, float* up, float* down) const;
@@ -72,7 +83,7 @@ class Layer {
   const LayerConfig& config() const { return config_; }
   Pool& pool() const { return workspace_->pool(); }
   size_t expert_bytes() const;
-  // Experts that were given weights.
+  // Experts that were given all they need.
   int loaded_experts() const { return loaded_count_.load(std::memory_order_relaxed); }
 
  private:
@@ -85,15 +96,27 @@ class Layer {
     size_t gate_up_bytes = 0;  // of an expert: pairs of panels, gate then up
     size_t down_bytes = 0;
     NumaBuffer weights;
+    // f32 of an expert: gate and up in the order of the panels' rows, then down, on the first node only, so that it is
+    // added once. Rows are padded to whole panels with 0. Empty without biases.
+    size_t gate_up_biases = 0;
+    size_t down_biases = 0;
+    NumaBuffer biases;
 
     uint8_t* expert(int e) const { return weights.data() + static_cast<size_t>(e) * (gate_up_bytes + down_bytes); }
+    // Null where there is none.
+    float* gate_up_bias(int e) const { return gate_up_biases ? bias(e) : nullptr; }
+    float* down_bias(int e) const { return down_biases ? bias(e) + gate_up_biases : nullptr; }
+    float* bias(int e) const { return reinterpret_cast<float*>(biases.data()) + e * (gate_up_biases + down_biases); }
   };
 
   Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config);
   Status split();
   WorkspaceNeeds needs() const;
   const FormatKernels& kernels() const { return isa_->formats[static_cast<int>(config_.format)]; }
-  void set_loaded(int expert);
+  Status check_expert(int expert) const;
+  Status allocate_biases(int node);
+  enum Part : uint8_t { kWeights = 1, kBiases = 2 };
+  void set_loaded(int expert, Part part = kWeights);
   Status check_loaded(const Routing& routing) const;
   void pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int panel) const;
   void pack_coded_panel(const Shard& shard, int expert, const CodedExpert& coded, int panel, PanelCodes* codes) const;
@@ -104,7 +127,9 @@ class Layer {
   int chunk_tokens_;  // tokens of one pass; longer inputs take several
   std::vector<Shard> shards_;
   std::vector<uint8_t> mask_;
-  std::vector<uint8_t> loaded_;  // guarded by the workspace's mutex
+  // Of each expert; guarded by the workspace's mutex.
+  std::vector<uint8_t> loaded_;
+  std::vector<uint8_t> parts_;  // what it was given
   std::atomic<int> loaded_count_{0};
 };
 

@@ -161,10 +161,7 @@ void Layer::pack_coded_panel(const Shard& shard, int expert, const CodedExpert& 
 }
 
 Status Layer::load_codes(int expert, const CodedExpert& coded) {
-  if (expert < 0 || expert >= config_.num_experts) {
-    return Status::invalid("expert " + std::to_string(expert) + " is not in 0.." +
-                           std::to_string(config_.num_experts - 1));
-  }
+  KT_RETURN_IF_ERROR(check_expert(expert));
   KT_RETURN_IF_ERROR(check_cut(coded));
   if (has_steps(config_.format)) {
     KT_RETURN_IF_ERROR(check_steps("gate", coded.gate, config_.intermediate, config_.hidden));

@@ -46,9 +46,13 @@ class KTMoEWrapper:
         numa_nodes: NUMA node of each sub-pool.
         mode: only "inference".
         num_gpu_experts: the older way to place experts.
-        swiglu_limit, swiglu_alpha: the activation; 0 = silu(gate) * up.
+        swiglu_limit, swiglu_alpha: the activation; 0 = silu(gate) * up, unless ``activation`` says otherwise.
         skip_gpu_experts: do not load experts that are on the GPU now; they must stay there. None = what
             KT_KERNEL_SKIP_GPU_EXPERTS says.
+        activation: "silu"; "swiglu_alpha", which clamps gates on both sides; "swigluoai", that of gpt-oss, which clamps
+            them from above, with 7 and 1.702 where limit and alpha are not given. None = what limit and alpha say; if
+            they say nothing, "swigluoai" if ``weight_path`` has a model that uses it.
+        biases: experts have biases. None = if those in ``weight_path`` do.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class KTMoEWrapper:
         swiglu_limit: float = 0.0,
         swiglu_alpha: float = 0.0,
         skip_gpu_experts: bool | None = None,
+        activation: str | None = None,
+        biases: bool | None = None,
     ):
         if mode != "inference":
             raise ValueError(f"mode={mode!r}: only 'inference' is offered")
@@ -100,7 +106,7 @@ class KTMoEWrapper:
         runtime.drop_ended_graphs()
         plan = runtime.plan_pool(cpuinfer_threads, threadpool_count, numa_nodes, beside_gpu=_has_gpu())
         self._runtime = runtime.runtime_for(plan)
-        self._layer = self._make_layer(weight_format, swiglu_limit, swiglu_alpha)
+        self._layer = self._make_layer(weight_format, biases, activation, swiglu_limit, swiglu_alpha)
         # bool [num_experts] on the CPU, read at every forward: change it in place.
         self.gpu_experts_mask = placement.live_mask(self._layer, self.num_experts)
         placement.fill_mask(self.gpu_experts_mask, gpu_experts_mask, num_gpu_experts)
@@ -120,7 +126,12 @@ class KTMoEWrapper:
             raise ValueError("method='auto' needs weight_path, the folder of the weights; it was not given")
         return weights.find_method(self.weight_path, self.layer_idx, self.hidden_size, self.moe_intermediate_size)
 
-    def _make_layer(self, weight_format: str, swiglu_limit: float, swiglu_alpha: float) -> "_core.MoELayer":
+    def _make_layer(
+        self, weight_format: str, biases: bool | None, activation: str | None, limit: float, alpha: float
+    ) -> "_core.MoELayer":
+        from kt_kernel import weights
+
+        traits = weights.choose_traits(self.weight_path, self.layer_idx, biases, activation, limit, alpha)
         chunk = self.chunked_prefill_size
         if chunk is not None:
             chunk = whole_number("chunked_prefill_size", chunk, -1)
@@ -133,8 +144,7 @@ class KTMoEWrapper:
                 hidden_size=self.hidden_size,
                 intermediate_size=self.moe_intermediate_size,
                 max_tokens=_UNLIMITED if chunk is None or chunk < 1 else min(chunk, _UNLIMITED),
-                swiglu_limit=swiglu_limit,
-                swiglu_alpha=swiglu_alpha,
+                **traits._asdict(),
             )
         except ValueError as error:
             message = str(error)
@@ -169,9 +179,11 @@ class KTMoEWrapper:
         up_proj: "torch.Tensor",
         down_proj: "torch.Tensor",
         physical_to_logical_map: "torch.Tensor | Sequence[int] | None" = None,
+        biases: "tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None" = None,
     ) -> None:
         """Loads experts from tensors [E, I, H], [E, I, H] and [E, H, I], quantising them for ``method``.
 
+        Where experts have biases these are [E, I], [E, I] and [E, H], of gate, up and down.
         Writes what it quantised to ``weight_path`` if ``cpu_save`` was given, and nothing otherwise.
         """
         from kt_kernel import weights
@@ -187,6 +199,7 @@ class KTMoEWrapper:
             skip=self._skipped(),
             save_to=self.weight_path if self.cpu_save else None,
             layer_idx=self.layer_idx,
+            biases=biases,
         )
         self.moe = self._layer
 

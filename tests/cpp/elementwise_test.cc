@@ -204,18 +204,32 @@ KT_TEST(quantise_turns_nan_and_inf_into_a_nan_scale_of_that_group) {
   }
 }
 
-// silu alone, each limit and slope alone, and both; a limit and a slope so large that products overflow.
-constexpr Activation kActivations[] = {{0, 0}, {1.5f, 0}, {7, 0}, {0, 1.702f}, {7, 1.702f}, {3e38f, 0}, {0, 3e38f}};
+using Kind = kt::ActivationKind;
+
+// Each kind without a limit and with limits; a limit and a slope so large that products overflow.
+constexpr Activation kActivations[] = {
+    {Kind::silu, 0, 0},
+    {Kind::silu, 1.5f, 0},
+    {Kind::silu, 7, 0},
+    {Kind::silu, 3e38f, 0},
+    {Kind::swiglu_alpha, 0, 1.702f},
+    {Kind::swiglu_alpha, 7, 1.702f},
+    {Kind::swiglu_alpha, 0, 3e38f},
+    {Kind::swigluoai, 0, 1.702f},
+    {Kind::swigluoai, 1.5f, 1.702f},
+    {Kind::swigluoai, 7, 1.702f},
+    {Kind::swigluoai, 3e38f, 1.702f},
+};
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 double activated(Activation a, double g, double u) {
   if (a.limit > 0) {
     g = std::min(g, static_cast<double>(a.limit));
-    if (a.alpha > 0) g = std::max(g, -static_cast<double>(a.limit));
+    if (a.kind == Kind::swiglu_alpha) g = std::max(g, -static_cast<double>(a.limit));
     u = std::clamp(u, -static_cast<double>(a.limit), static_cast<double>(a.limit));
   }
-  return a.alpha > 0 ? g * sigmoid(a.alpha * g) * (u + 1) : g * sigmoid(g) * u;
+  return a.kind == Kind::silu ? g * sigmoid(g) * u : g * sigmoid(a.alpha * g) * (u + 1);
 }
 
 void check_activated(Activation a, double g, double u, uint16_t bits) {
@@ -231,7 +245,7 @@ void check_activated(Activation a, double g, double u, uint16_t bits) {
   }
 }
 
-void check_swiglu(const Variant& v, Activation activation, int m, int pairs, Random& random) {
+void check_swiglu(const Variant& v, Activation activation, bool with_bias, int m, int pairs, Random& random) {
   constexpr float kGates[] = {0,   -0.0f, 1e-30f, -1e-30f, 1e-40f, 20,   -20,   60,    -60,   80,
                               -80, 87,    -87,    100,     -100,   1e4f, -1e4f, 1e30f, -1e30f};
   const size_t pitch = 16 * pairs + 3;
@@ -241,15 +255,19 @@ void check_swiglu(const Variant& v, Activation activation, int m, int pairs, Ran
     c[i] = edge ? kGates[random.below(std::size(kGates))] : 4 * random.gaussian();
   }
   c.seal();
+  Guarded<float> bias(static_cast<size_t>(pairs) * 32);
+  for (float& b : bias) b = with_bias ? 2 * random.gaussian() : 0;
+  bias.seal();
   Guarded<uint16_t> h((m - 1) * pitch + 16 * pairs);
-  kt_test::now_running("%s swiglu limit=%g alpha=%g m=%d pairs=%d", v.name, activation.limit, activation.alpha, m,
-                       pairs);
-  v.table->swiglu(c.data(), m, pairs, activation, h.data(), pitch);
+  kt_test::now_running("%s swiglu kind=%d limit=%g alpha=%g bias=%d m=%d pairs=%d", v.name,
+                       static_cast<int>(activation.kind), activation.limit, activation.alpha, with_bias, m, pairs);
+  v.table->swiglu(c.data(), with_bias ? bias.data() : nullptr, m, pairs, activation, h.data(), pitch);
   KT_CHECK(h.front_intact());
   for (int i = 0; i < m; ++i) {
     for (int j = 0; j < 16 * pairs; ++j) {
       const float* pair = c.data() + (static_cast<size_t>(i) * pairs + j / 16) * 32 + j % 16;
-      check_activated(activation, pair[0], pair[16], h[i * pitch + j]);
+      const float* added = bias.data() + j / 16 * 32 + j % 16;
+      check_activated(activation, pair[0] + added[0], pair[16] + added[16], h[i * pitch + j]);
     }
     for (size_t j = 16 * pairs; i + 1 < m && j < pitch; ++j) KT_CHECK_EQ(h[i * pitch + j], uint16_t{0xffff});
   }
@@ -260,7 +278,9 @@ KT_TEST(swiglu_agrees_with_fp64) {
   for (const Variant& v : kt_test::variants().run) {
     for (const Activation& activation : kActivations) {
       for (int m : {1, 3}) {
-        for (int pairs : {1, 2, 5}) check_swiglu(v, activation, m, pairs, random);
+        for (int pairs : {1, 2, 5}) {
+          for (bool with_bias : {false, true}) check_swiglu(v, activation, with_bias, m, pairs, random);
+        }
       }
     }
   }
@@ -274,7 +294,11 @@ KT_TEST(swiglu_keeps_nan_in_its_element) {
         for (float& x : c) x = 1.5f;
         c[at] = NAN;
         Guarded<uint16_t> h(16);
-        v.table->swiglu(c.data(), 1, 1, activation, h.data(), 16);
+        v.table->swiglu(c.data(), nullptr, 1, 1, activation, h.data(), 16);
+        for (int j = 0; j < 16; ++j) KT_CHECK_EQ(std::isnan(kt::bf16_to_f32(h[j])), j == at % 16);
+        Guarded<float> one(32);
+        for (float& x : one) x = 1;
+        v.table->swiglu(one.data(), c.data(), 1, 1, activation, h.data(), 16);
         for (int j = 0; j < 16; ++j) KT_CHECK_EQ(std::isnan(kt::bf16_to_f32(h[j])), j == at % 16);
       }
     }
@@ -283,15 +307,18 @@ KT_TEST(swiglu_keeps_nan_in_its_element) {
 
 KT_TEST(swiglu_gives_the_same_bytes_on_every_variant) {
   Random random(5);
-  Guarded<float> c(64 * 32);
+  Guarded<float> c(64 * 32), bias(8 * 32);
   for (float& x : c) x = 6 * random.gaussian();
+  for (float& x : bias) x = random.gaussian();
   for (const Activation& activation : kActivations) {
-    Guarded<uint16_t> first(64 * 16);
-    kt_test::variants().run.front().table->swiglu(c.data(), 8, 8, activation, first.data(), 8 * 16);
-    for (const Variant& v : kt_test::variants().run) {
-      Guarded<uint16_t> h(64 * 16);
-      v.table->swiglu(c.data(), 8, 8, activation, h.data(), 8 * 16);
-      KT_CHECK(same_bytes(h, first));
+    for (const float* added : {static_cast<const float*>(nullptr), static_cast<const float*>(bias.data())}) {
+      Guarded<uint16_t> first(64 * 16);
+      kt_test::variants().run.front().table->swiglu(c.data(), added, 8, 8, activation, first.data(), 8 * 16);
+      for (const Variant& v : kt_test::variants().run) {
+        Guarded<uint16_t> h(64 * 16);
+        v.table->swiglu(c.data(), added, 8, 8, activation, h.data(), 8 * 16);
+        KT_CHECK(same_bytes(h, first));
+      }
     }
   }
 }

@@ -5,9 +5,11 @@ python family_models.py FOLDER writes for each family
   FOLDER/{family}/memory/            the names that transformers 5 uses in memory, which it can also save
   FOLDER/{family}/reference.safetensors
       {layer}.gate, .up, .down       [E, I, H], [E, I, H], [E, H, I], from the parameters of the model
+      {layer}.gate_bias, and so on   [E, I], [E, I], [E, H], of BIASED
       {layer}.x, .ids, .weights      tokens and a random routing
       {layer}.experts                what the model's own experts, in f32, make of them
       {layer}.router, .block         of BLOCKS: weights of the router, and what the whole block makes of x
+  FOLDER/gpt_oss/mxfp4/              the same weights as the files of gpt-oss have them
 """
 
 import os
@@ -141,9 +143,11 @@ FAMILIES = {
     "solar_open": {**_DEEPSEEK, "first_k_dense_replace": 0},
     "cohere2_moe": {"num_experts": EXPERTS},
     "jetmoe": _LOCAL,
-    "gpt_oss": _LOCAL,
+    "gpt_oss": {**_LOCAL, "swiglu_limit": 0.5},
+    "openai_privacy_filter": {**_LOCAL, "swiglu_limit": 0.5},
 }
-REFUSED = ("gpt_oss",)
+BIASED = ("gpt_oss", "openai_privacy_filter")
+SWIGLUOAI = (*BIASED, "minimax_m3_vl")
 MISNAMED = ("kimi_k25",)  # transformers 5.22 saves its layers as `blocks`, which the hub does not have
 ALONE = ("jetmoe",)  # experts do not run without their router
 BLOCKS = ("qwen3_moe", "mixtral", "granitemoe")  # their blocks are router and experts, nothing else
@@ -156,12 +160,52 @@ def _make(family: str, arguments: dict):
     sees = "text_config" in arguments
     config = transformers.AutoConfig.for_model(family, **(arguments if sees else {**_TEXT, **arguments}))
     auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    if family == "openai_privacy_filter":
+        auto = transformers.AutoModelForTokenClassification
     model = auto.from_config(config, dtype=getattr(torch, arguments.get("dtype", "bfloat16")))
     generator = torch.Generator().manual_seed(len(family))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.2, generator=generator)
+        if family == "gpt_oss":
+            for name, parameter in model.named_parameters():
+                if name.endswith(MXFP4):
+                    parameter.copy_(_to_mxfp4(parameter)[2])
     return model
+
+
+MXFP4 = ("experts.gate_up_proj", "experts.down_proj")
+
+
+def _to_mxfp4(turned) -> tuple:
+    """Blocks, scales and what they mean, of [E, K, N]: groups of 32 k, the largest code is 6 = 1.5 * 2^2."""
+    import torch
+
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    groups = turned.detach().float().transpose(1, 2).unflatten(2, (-1, 32))  # [E, N, G, 32]
+    exponents = groups.abs().amax(3).log2().floor() - 2
+    scaled = groups / exponents.exp2()[..., None]
+    codes = (scaled.abs()[..., None] - values).abs().argmin(-1)
+    meaning = scaled.sign() * values[codes] * exponents.exp2()[..., None]
+    codes = (codes + 8 * (scaled < 0)).to(torch.uint8)
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    return blocks, (exponents + 127).to(torch.uint8), meaning.flatten(2).transpose(1, 2).contiguous()
+
+
+def _save_mxfp4(source: Path, target: Path) -> None:
+    import safetensors.torch
+
+    tensors = {}
+    for name, tensor in safetensors.torch.load_file(source / "model.safetensors").items():
+        if name.endswith(MXFP4):
+            blocks, scales, meaning = _to_mxfp4(tensor)
+            assert (meaning == tensor.float()).all()
+            tensors |= {f"{name}_blocks": blocks.contiguous(), f"{name}_scales": scales}
+        else:
+            tensors[name] = tensor
+    target.mkdir()
+    safetensors.torch.save_file(tensors, target / "model.safetensors")
+    (target / "config.json").write_bytes((source / "config.json").read_bytes())
 
 
 def _matrices(experts) -> list:
@@ -172,7 +216,14 @@ def _matrices(experts) -> list:
         both, down = experts.gate_up_proj, experts.down_proj
     if both.shape[1] == HIDDEN:  # no toy has H = 2I
         both, down = both.transpose(1, 2), down.transpose(1, 2)
-    return [*both.chunk(2, dim=1), down]
+    return [*_halves(experts, both), down]
+
+
+def _halves(experts, both) -> tuple:
+    """Of gate and up [E, 2I, ...]."""
+    if type(experts).__name__ == "GptOssExperts":
+        return both[:, ::2], both[:, 1::2]
+    return both.chunk(2, dim=1)
 
 
 def _batch() -> tuple:
@@ -206,6 +257,10 @@ def _reference(family: str, model) -> dict:
             continue
         for name, matrices in zip(("gate", "up", "down"), _matrices(experts), strict=True):
             tensors[f"{index}.{name}"] = matrices.detach().float().contiguous()
+        if family in BIASED:
+            biases = (*_halves(experts, experts.gate_up_proj_bias), experts.down_proj_bias)
+            for name, bias in zip(("gate", "up", "down"), biases, strict=True):
+                tensors[f"{index}.{name}_bias"] = bias.detach().float().clone()
         x, ids, weights = _batch()
         tensors |= {f"{index}.x": x, f"{index}.ids": ids, f"{index}.weights": weights}
         block.float()
@@ -226,8 +281,9 @@ def main(folder: Path) -> None:
         model = _make(family, arguments)
         for name, as_on_hub in (("hub", True), ("memory", False)):
             model.save_pretrained(folder / family / name, save_original_format=as_on_hub)
-        if family not in REFUSED:
-            safetensors.torch.save_file(_reference(family, model), folder / family / "reference.safetensors")
+        if family == "gpt_oss":
+            _save_mxfp4(folder / family / "hub", folder / family / "mxfp4")
+        safetensors.torch.save_file(_reference(family, model), folder / family / "reference.safetensors")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What a layer should compute, in fp64, and the plumbing that tests of layers share.
 
-out[t] = sum_j weights[t, j] * down_e @ activation(gate_e @ x[t], up_e @ x[t]),  e = ids[t, j]
+out[t] = sum_j weights[t, j] * down_e @ activation(gate_e @ x[t], up_e @ x[t]),  e = ids[t, j],
+with biases added to each of the three products where experts have them.
 """
 
 import ctypes
@@ -12,6 +13,7 @@ import numpy as np
 from kt_kernel import _core
 
 Weights = tuple[np.ndarray, np.ndarray, np.ndarray]  # gate [I, H], up [I, H], down [H, I]
+Biases = tuple[np.ndarray, np.ndarray, np.ndarray]  # [I], [I], [H]
 
 
 class Activation(NamedTuple):
@@ -19,11 +21,13 @@ class Activation(NamedTuple):
 
     limit: float = 0.0
     alpha: float = 0.0
+    name: str | None = None  # None: as alpha says
 
     def factors(self, g: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What becomes of gate and up before they are multiplied; neither has a slope above 1.1."""
         if self.limit:
-            g = np.clip(g, -self.limit if self.alpha else None, self.limit)
+            both_sides = self.alpha and self.name != "swigluoai"
+            g = np.clip(g, -self.limit if both_sides else None, self.limit)
             u = np.clip(u, -self.limit, self.limit)
         return g / (1 + np.exp(-(self.alpha or 1.0) * g)), u + 1 if self.alpha else u
 
@@ -63,35 +67,42 @@ def add_errors(errors: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return np.sqrt(errors**2 @ (matrix**2).T)
 
 
-def ffn(weights: Weights, x: np.ndarray, act_error: float, activation: Activation) -> tuple[np.ndarray, np.ndarray]:
+def ffn(
+    weights: Weights, x: np.ndarray, act_error: float, activation: Activation, biases: Biases = (0.0, 0.0, 0.0)
+) -> tuple[np.ndarray, np.ndarray]:
     """The expert's output, and how far a right kernel may be from it."""
     gate, up, down = (matrix.astype(np.float64) for matrix in weights)
     dx = act_error * np.abs(x).max(axis=1, keepdims=True, initial=0) + _F32 * np.abs(x)
-    g, u = x @ gate.T, x @ up.T
+    g, u = x @ gate.T + biases[0], x @ up.T + biases[1]
     dg, du = add_errors(dx, gate), add_errors(dx, up)
     g, u = activation.factors(g, u)
     h = g * u
     dh = 1.1 * dg * (np.abs(u) + du) + np.abs(g) * du + _BF16 * np.abs(h)
     dh += act_error * (np.abs(h) + dh).max(axis=1, keepdims=True, initial=0) + _F32 * np.abs(h)
-    return h @ down.T, _MARGIN * add_errors(dh, down)
+    return h @ down.T + biases[2], _MARGIN * add_errors(dh, down)
 
 
-def moe_with_bound(experts, x, ids, weights, mask=(), act_error=0.0, activation=SILU) -> tuple[np.ndarray, np.ndarray]:
+def moe_with_bound(
+    experts, x, ids, weights, mask=(), act_error=0.0, activation=SILU, biases=None
+) -> tuple[np.ndarray, np.ndarray]:
     """fp64 [T, H] of float x, and the largest error of each element. Ids out of range or masked are skipped."""
     out, bound = np.zeros(x.shape), np.zeros(x.shape)
     for expert, matrices in enumerate(experts):
         tokens, slots = np.nonzero(ids == expert)
         if tokens.size == 0 or (len(mask) and mask[expert]):
             continue
-        y, dy = ffn(matrices, x[tokens].astype(np.float64), act_error, activation)
+        added = biases[expert] if biases else (0.0, 0.0, 0.0)
+        y, dy = ffn(matrices, x[tokens].astype(np.float64), act_error, activation, added)
         w = weights[tokens, slots].astype(np.float64)[:, None]
         np.add.at(out, tokens, w * y)
         np.add.at(bound, tokens, np.abs(w) * (dy + _F32 * np.abs(y)))
     return out, bound + _BF16 * (np.abs(out) + bound)
 
 
-def moe(experts: list[Weights], x: np.ndarray, ids: np.ndarray, weights: np.ndarray, activation=SILU) -> np.ndarray:
-    return moe_with_bound(experts, x, ids, weights, activation=activation)[0]
+def moe(
+    experts: list[Weights], x: np.ndarray, ids: np.ndarray, weights: np.ndarray, activation=SILU, biases=None
+) -> np.ndarray:
+    return moe_with_bound(experts, x, ids, weights, activation=activation, biases=biases)[0]
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,9 @@ class Case:
         pool=None,
         activation=SILU,
         load=None,
+        biases=None,
     ):
+        """With `biases`, one of each expert, the layer has them."""
         self.shape = shape
         self.pool = pool or shared_pool(threads)
         self.layer = _core.MoELayer(
@@ -130,10 +143,14 @@ class Case:
             variant=variant,
             swiglu_limit=activation.limit,
             swiglu_alpha=activation.alpha,
+            activation=activation.name,
+            biases=biases is not None,
         )
         self.original = [random_expert(shape, seed, expert) for expert in range(shape.experts)]
         for expert in range(shape.experts) if load is None else load:
             self.layer.load_expert(expert, *self.original[expert])
+            if biases is not None:
+                self.layer.load_biases(expert, *biases[expert])
 
     def decoded(self) -> list[Weights]:
         return [self.layer.decode_expert(expert) for expert in range(self.shape.experts)]
@@ -188,6 +205,12 @@ def random_expert(shape: Shape, seed: int, expert: int) -> Weights:
     rows, depth = shape.intermediate, shape.hidden
     sizes = ((rows, depth), (rows, depth), (depth, rows))
     return tuple(to_bf16(rng.standard_normal(size, np.float32) / size[1] ** 0.5) for size in sizes)
+
+
+def random_biases(shape: Shape, seed: int = 0) -> list[Biases]:
+    rng = np.random.default_rng([seed, 11])
+    sizes = (shape.intermediate, shape.intermediate, shape.hidden)
+    return [tuple(rng.standard_normal(size, np.float32) for size in sizes) for _ in range(shape.experts)]
 
 
 def random_batch(shape: Shape, tokens: int, seed=0) -> Weights:

@@ -10,7 +10,12 @@ from kt_kernel import _core
 FORMATS = _core.formats()
 SHAPE = Shape(experts=4, top_k=2, hidden=256, intermediate=192)
 # Half of the gates are beyond the limit.
-ACTIVATIONS = [Activation(limit=0.6), Activation(alpha=1.702), Activation(limit=0.6, alpha=1.702)]
+ACTIVATIONS = [
+    Activation(limit=0.6),
+    Activation(alpha=1.702),
+    Activation(limit=0.6, alpha=1.702),
+    Activation(0.6, 1.702, "swigluoai"),
+]
 EVERY_KERNEL = [(variant, name) for variant in RUNNABLE for name in FORMATS]
 
 

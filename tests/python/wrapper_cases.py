@@ -58,13 +58,13 @@ def limit_of(method: str) -> Limit:
     return LIMITS[weight_format, act_kind(weight_format, kt_kernel.__cpu_variant__)]
 
 
-def reference(wrapper: KTMoEWrapper, x, ids, weights, mask=None, activation: Activation = SILU):
+def reference(wrapper: KTMoEWrapper, x, ids, weights, mask=None, activation: Activation = SILU, biases=None):
     """fp64 [q, H] from the weights as packed, and how far each element may be from it."""
     experts = [wrapper.moe.decode_expert(expert) for expert in range(wrapper.num_experts)]
     act_error = ACT_ERROR[act_kind(wrapper.moe.format, kt_kernel.__cpu_variant__)]
     skipped = (wrapper.gpu_experts_mask if mask is None else mask).tolist()
     inputs = [part.detach().double().numpy() for part in (x.reshape(-1, wrapper.hidden_size).bfloat16(), weights)]
-    return moe_with_bound(experts, inputs[0], ids.numpy(), inputs[1], skipped, act_error, activation)
+    return moe_with_bound(experts, inputs[0], ids.numpy(), inputs[1], skipped, act_error, activation, biases)
 
 
 def assert_right(wrapper: KTMoEWrapper, out, x, ids, weights, **options) -> None:

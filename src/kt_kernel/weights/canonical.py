@@ -74,6 +74,8 @@ def stored_format(files: TensorFiles, layer_idx: int) -> str:
 
 
 class CanonicalExperts:
+    biases = False
+
     def __init__(self, files: TensorFiles, layer_idx: int, weight_format: str, sizes: Sizes):
         self._files, self._layer_idx, self._format, self._sizes = files, layer_idx, weight_format, sizes
         first = tensor_name(layer_idx, "gate", 0, "weight")

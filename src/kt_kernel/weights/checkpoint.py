@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kt_kernel import _core
-from kt_kernel.weights import packed
+from kt_kernel.weights import biases, packed, packed_mxfp4
 from kt_kernel.weights.encodings import CODES, FLOATS, SUFFIXES, find, open_parts
 from kt_kernel.weights.experts import PROJECTIONS, Sizes, count_consecutive, layers_in
 from kt_kernel.weights.floats import to_bf16
@@ -79,33 +79,58 @@ class CheckpointExperts:
         """Without sizes they are those of the first expert."""
         self._files, self.where = files, f"{files.path} (layer {layer_idx})"
         self._base, self._scheme = _find(files, layer_idx)
-        self._turned = False
+        self._mxfp4 = self.biases = False  # experts packed into one tensor may be MXFP4, and may have biases
         if self._scheme.packed:
-            gate, down = (files.entry(self._name(projection, 0)).shape for projection in ("gate", "down"))
-            self._turned = self._scheme.joined and packed.is_turned(gate, down)
-            self.count = down[0] if down else 0
+            self._open_packed()
         else:
             first = self._name("gate", 0)
             self._codes = next(codes for codes in CODES if f"{first}.{codes}" in files)
             self.count = count_consecutive(_has_matrix(files, self._name("gate", expert)) for expert in count())
         self.sizes = sizes or self._sizes_of_first()
 
+    def _open_packed(self) -> None:
+        files, joined = self._files, self._scheme.joined
+        names = [self._name(projection, 0) for projection in ("gate", "down")]
+        self._mxfp4 = names[0] not in files
+        if self._mxfp4:
+            names = [packed_mxfp4.tensors_of(name)[0] for name in names]
+        gate, down = (files.entry(name).shape for name in names)
+        self.count = down[0] if down else 0
+        bias = biases.first_in(files, self._names(0)) if joined else None
+        self.biases = bias is not None
+        # MXFP4 under these names is gpt-oss, whose gate and up alternate.
+        alternating = self._mxfp4 or (bias is not None and biases.alternate(files, bias))
+        self._layout = packed.Layout(joined, joined and packed.is_turned(gate, down), alternating)
+        if alternating and not (self._mxfp4 or self._layout.turned):
+            raise ValueError(
+                f"{self.where}: {names[0]!r} has shape {list(gate)} and {names[1]!r} {list(down)}; needed are "
+                "[E, H, 2I] and [E, I, H], as gpt-oss has them"
+            )
+
     def _sizes_of_first(self) -> Sizes:
         stem = self._name("down", 0)
+        if self._mxfp4:
+            return packed_mxfp4.sizes_of(self._files, stem)
         if not self._scheme.packed and (encoding := find(self._files, stem)):
             return Sizes(*encoding.shape(open_parts(self._files, stem, encoding)))
         name = stem if self._scheme.packed else f"{stem}.weight"
         shape = self._files.entry(name).shape
         if len(shape) != (3 if self._scheme.packed else 2):
             raise ValueError(f"{self.where}: {name!r} has shape {list(shape)}; it must be a matrix")
-        return Sizes(*(reversed(shape[-2:]) if self._turned else shape[-2:]))
+        turned = self._scheme.packed and self._layout.turned
+        return Sizes(*(reversed(shape[-2:]) if turned else shape[-2:]))
 
     def _name(self, projection: str, expert: int) -> str:
         return f"{self._base}.{self._scheme.matrix(projection, expert)}"
 
+    def _names(self, expert: int) -> dict[str, str]:
+        return {projection: self._name(projection, expert) for projection in PROJECTIONS}
+
     def stored_as(self) -> tuple[str, str]:
         """The dtype or encoding of the first expert, and the name of the tensor that says so."""
         name = self._name("gate", 0)
+        if self._mxfp4:
+            return packed_mxfp4.MXFP4.name, packed_mxfp4.tensors_of(name)[0]
         if not self._scheme.packed:
             encoding = find(self._files, name)
             if encoding is not None:
@@ -114,11 +139,11 @@ class CheckpointExperts:
         return self._files.entry(name).dtype, name
 
     def _array(self, projection: str, expert: int) -> np.ndarray:
-        name, scheme = self._name(projection, expert), self._scheme
-        if scheme.packed:
-            return packed.read(
-                self._files, name, FLOATS, projection, self.sizes, self.count, expert, scheme.joined, self._turned
-            )
+        name = self._name(projection, expert)
+        if self._mxfp4:
+            return packed_mxfp4.read(self._files, name, projection, self.sizes, self.count, expert)
+        if self._scheme.packed:
+            return packed.read(self._files, name, FLOATS, projection, self.sizes, self.count, expert, self._layout)
         shape, encoding = self.sizes.shape(projection), find(self._files, name)
         if encoding is None:
             missing = not _has_matrix(self._files, name)  # then the message names what other experts have
@@ -131,10 +156,15 @@ class CheckpointExperts:
 
     def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
         layer.load_expert(slot, *self.matrices(expert))
+        if self.biases:
+            order, names = self._layout.alternating, self._names(expert)
+            layer.load_biases(slot, *biases.read(self._files, names, self.sizes, self.count, expert, order))
 
     def will_need(self, expert: int) -> None:
         stems = dict.fromkeys(self._name(projection, expert) for projection in PROJECTIONS)
-        if self._scheme.packed:
+        if self._mxfp4:
+            self._files.will_need((name for stem in stems for name in packed_mxfp4.tensors_of(stem)), expert)
+        elif self._scheme.packed:
             self._files.will_need(stems, expert)
         else:
             self._files.will_need(f"{stem}.{suffix}" for stem in stems for suffix in SUFFIXES)
@@ -153,12 +183,16 @@ def _has_matrix(files: TensorFiles, stem: str) -> bool:
     return any(f"{stem}.{codes}" in files for codes in CODES)
 
 
+def _has_packed(files: TensorFiles, name: str) -> bool:
+    return name in files or packed_mxfp4.tensors_of(name)[0] in files
+
+
 def _find(files: TensorFiles, layer_idx: int) -> tuple[str, Scheme]:
     for base in (base.format(layer=layer_idx) for base in BASES):
         for scheme in SCHEMES:
             _refuse_biases(files, base, scheme)
             name = f"{base}.{scheme.matrix('gate', 0)}"
-            if name in files if scheme.packed else _has_matrix(files, name):
+            if _has_packed(files, name) if scheme.packed else _has_matrix(files, name):
                 return base, scheme
     example = f"{BASES[0].format(layer=layer_idx)}.{SCHEMES[0].matrix('gate', 0)}.weight"
     raise MissingTensorError(
@@ -167,12 +201,24 @@ def _find(files: TensorFiles, layer_idx: int) -> tuple[str, Scheme]:
     )
 
 
+def has_biases(files: TensorFiles, layer_idx: int) -> bool:
+    """Whether the experts of a layer have biases that biases.py reads."""
+    return any(
+        biases.bias_of(f"{base.format(layer=layer_idx)}.{scheme.down}") in files
+        for base in BASES
+        for scheme in SCHEMES
+        if scheme.packed
+    )
+
+
 def _refuse_biases(files: TensorFiles, base: str, scheme: Scheme) -> None:
+    """Those that biases.py does not read."""
     for name in (f"{base}.{scheme.matrix(projection, 0)}" for projection in PROJECTIONS):
-        separate = not scheme.packed or name.endswith(".weight")
-        bias = f"{name.removesuffix('.weight')}.bias" if separate else f"{name}_bias"
+        if scheme.packed and scheme.joined and not name.endswith(".weight"):
+            continue
+        bias = f"{name.removesuffix('.weight')}.bias"
         if bias in files:
             raise ValueError(
-                f"{files.path}: the experts have biases ({bias!r}), as those of gpt-oss do; biases of experts are not "
-                "supported yet, and without them the results would be wrong"
+                f"{files.path}: the experts have biases ({bias!r}); biases are read under the names of gpt-oss only, "
+                "and without them the results would be wrong"
             )

@@ -28,6 +28,12 @@ _NAMES = {
 
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 
+# What gpt-oss computes, g * sigmoid(alpha g) * (u + 1) of clamped g and u. Its config.json calls it silu and leaves out
+# alpha; other models name it, or give alpha.
+SWIGLUOAI = "swigluoai"
+_SWIGLUOAI_MODELS = ("gpt_oss", "openai_privacy_filter")
+SWIGLUOAI_LIMIT, SWIGLUOAI_ALPHA = 7.0, 1.702
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -38,8 +44,8 @@ class ModelConfig:
     moe_intermediate_size: int
     num_layers: int
     moe_layers: tuple[int, ...]  # the layers that have experts
-    activation: str  # as the model calls it; KTMoEWrapper computes "silu"
-    swiglu_limit: float = 0.0  # arguments of KTMoEWrapper
+    activation: str  # arguments of KTMoEWrapper, which computes "silu" and "swigluoai"
+    swiglu_limit: float = 0.0
     swiglu_alpha: float = 0.0
 
 
@@ -57,15 +63,37 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
             f"{file}: {sizes['num_experts_per_tok']} experts per token, but there are {sizes['num_experts']}"
         )
     moe_layers = _moe_layers(file, fields, sizes["num_layers"])
-    activation = next((str(fields[name]) for name in _ACTIVATIONS if fields.get(name)), "silu")
     return ModelConfig(
-        model_type=str(whole.get("model_type") or fields.get("model_type") or ""),
-        moe_layers=moe_layers,
-        activation=activation,
-        swiglu_limit=_number(file, fields, "swiglu_limit"),
-        swiglu_alpha=_number(file, fields, "swiglu_alpha"),
-        **sizes,
+        str(whole.get("model_type") or fields.get("model_type") or ""),
+        *sizes.values(),
+        moe_layers,
+        *_activation(file, fields),
     )
+
+
+def _read_beside(path: Path) -> tuple[Path, dict]:
+    """config.json of the folder that weights are in, and what it says about text; nothing if it is not there."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    return file, _text_fields(parse_json(file, file.read_bytes())) if file.exists() else {}
+
+
+def model_type_beside(path: Path) -> str | None:
+    return _read_beside(path)[1].get("model_type")
+
+
+def activation_beside(path: Path) -> tuple[str, float, float]:
+    """activation, swiglu_limit and swiglu_alpha of ModelConfig."""
+    return _activation(*_read_beside(path))
+
+
+def _activation(file: Path, fields: dict) -> tuple[str, float, float]:
+    name = next((str(fields[name]) for name in _ACTIVATIONS if fields.get(name)), "silu")
+    limit, alpha = (_number(file, fields, number) for number in ("swiglu_limit", "swiglu_alpha"))
+    if name == "silu" and (alpha or fields.get("model_type") in _SWIGLUOAI_MODELS):
+        name = SWIGLUOAI
+    if name != SWIGLUOAI:
+        return name, limit, alpha
+    return name, limit or SWIGLUOAI_LIMIT, alpha or SWIGLUOAI_ALPHA
 
 
 def _text_fields(fields: dict) -> dict:

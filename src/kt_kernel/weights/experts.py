@@ -26,6 +26,7 @@ class Experts(Protocol):
 
     where: str  # for messages
     count: int
+    biases: bool  # load gives the layer biases too
 
     def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None: ...
 

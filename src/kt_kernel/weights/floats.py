@@ -46,27 +46,47 @@ def to_f32(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32)
 
 
+def to_f32_exactly(tensor: object, name: str) -> np.ndarray:
+    """What to_bf16 takes, without rounding."""
+    if hasattr(tensor, "bfloat16"):
+        _check_torch(tensor, name)
+        return tensor.detach().float().contiguous().numpy()
+    array = np.asarray(tensor)
+    if array.dtype.name == "bfloat16":
+        array = array.view(np.uint16)
+    _check_numpy(array, name)
+    return np.ascontiguousarray(to_f32(array))
+
+
 def to_bf16(tensor: object, name: str) -> object:
     """A tensor that the bindings read as bf16: its own memory if it is bf16 already, else a copy.
 
     Takes torch tensors (bf16, f16, f32) and numpy arrays (bf16 as ml_dtypes has it or as uint16 bits, f16, f32).
     """
     if hasattr(tensor, "bfloat16"):  # a torch tensor, without torch having to be installed
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{name} is on {tensor.device}; weights must be on the CPU: use {name}.cpu()")
-        if str(tensor.dtype) not in {"torch.bfloat16", "torch.float16", "torch.float32"}:
-            raise TypeError(f"{name} holds {tensor.dtype}; weights must be bf16, f16 or f32")
+        _check_torch(tensor, name)
         return tensor.detach().bfloat16()
     array = np.asarray(tensor)
     if array.dtype == np.uint16:
         return array
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16)
-    if array.dtype not in (np.float16, np.float32):
-        raise TypeError(f"{name} holds {array.dtype}; weights must be bf16, f16 or f32")
+    _check_numpy(array, name)
     array = np.ascontiguousarray(array)
     bits = np.empty(array.shape, np.uint16)
     source, target = array.reshape(-1), bits.reshape(-1)
     for begin in range(0, source.size, _CHUNK):
         target[begin : begin + _CHUNK] = _round(source[begin : begin + _CHUNK])
     return bits
+
+
+def _check_torch(tensor: object, name: str) -> None:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} is on {tensor.device}; weights must be on the CPU: use {name}.cpu()")
+    if str(tensor.dtype) not in {"torch.bfloat16", "torch.float16", "torch.float32"}:
+        raise TypeError(f"{name} holds {tensor.dtype}; weights must be bf16, f16 or f32")
+
+
+def _check_numpy(array: np.ndarray, name: str) -> None:
+    if array.dtype not in (np.uint16, np.float16, np.float32):  # uint16: bits of bf16
+        raise TypeError(f"{name} holds {array.dtype}; weights must be bf16, f16 or f32")

@@ -43,6 +43,7 @@ def load_layer(
     """
     _check_format(layer, method)
     with _open_experts(Path(path), layer_idx, layer.format, Sizes.of(layer)) as experts:
+        _check_biases(layer, experts)
         slots = _slots(layer, experts, physical_to_logical, skip)
         order = sorted(slots)  # as files have them
         with Progress(f"layer {layer_idx}", sum(map(len, slots.values())), progress) as bar:
@@ -66,15 +67,18 @@ def load_layer_from_tensors(
     save_to: StrPath | None = None,
     layer_idx: int | None = None,
     progress: Report | None = None,
+    biases: tuple[object, object, object] | None = None,
 ) -> Path | None:
     """Loads the experts of a layer from gate and up [E, I, H] and down [E, H, I] in memory.
 
+    A layer that has them also needs biases: [E, I], [E, I] and [E, H].
     Tensors of torch on the CPU or of numpy, in bf16, f16 or f32. With `save_to` the experts are also written there, for
     load_layer, and the layer gets exactly what the file holds; returns the file. On several nodes a layer that is not
     saved differs from it a little: each node then scales its part of down by itself.
     """
     _check_format(layer, method)
-    experts = TensorExperts(gate, up, down, Sizes.of(layer))
+    experts = TensorExperts(gate, up, down, Sizes.of(layer), biases)
+    _check_biases(layer, experts)
     slots = _slots(layer, experts, physical_to_logical, skip)
     if save_to is None:
         with Progress("experts", sum(map(len, slots.values())), progress) as bar:
@@ -111,6 +115,10 @@ def _convert(pool, method, experts, folder: Path, layer_idx: int, progress: Repo
     weight_format = format_of(method)
     if weight_format == "bf16":
         raise ValueError(f"method {method} keeps weights as they are: there is nothing to convert or to save")
+    if experts.biases:
+        raise ValueError(
+            f"{experts.where}: the experts have biases, which converted files do not hold: load them as they are"
+        )
     writer = LayerWriter(folder, layer_idx, weight_format, experts.count, experts.sizes)
     with writer, Progress(f"layer {layer_idx}", experts.count, progress) as bar:
         for expert in range(experts.count):
@@ -124,6 +132,16 @@ def _convert(pool, method, experts, folder: Path, layer_idx: int, progress: Repo
 def _check_format(layer: "_core.MoELayer", method: str) -> None:
     if layer.format != format_of(method):
         raise ValueError(f"method {method} needs a layer of {format_of(method)}; this one is {layer.format}")
+
+
+def _check_biases(layer: "_core.MoELayer", experts: Experts) -> None:
+    if experts.biases and not layer.biases:
+        raise ValueError(
+            f"{experts.where}: the experts have biases, and this layer was made without: make it with biases=True and "
+            "the activation of the model (KTMoEWrapper does so if the weights are there when it is made)"
+        )
+    if layer.biases and not experts.biases:
+        raise ValueError(f"{experts.where}: the experts have no biases, which this layer needs: it has biases=True")
 
 
 def _open_experts(path: Path, layer_idx: int, weight_format: str, sizes: Sizes) -> Experts:

@@ -1,11 +1,13 @@
 """Experts of a layer in tensors of three dimensions, the first of which is the expert.
 
-straight  gate above up [E, 2I, H], or gate and up alone [E, I, H]; down [E, H, I]
-turned    gate beside up [E, H, 2I]; down [E, I, H]
+straight     gate above up [E, 2I, H], or gate and up alone [E, I, H]; down [E, H, I]
+turned       gate beside up [E, H, 2I]; down [E, I, H]
+alternating  turned, with column 2i of gate and up that of gate, 2i + 1 that of up
 """
 
 import mmap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +17,23 @@ from kt_kernel.weights.tensor_files import TensorFiles
 _BLOCK = 64  # rows transposed at a time: they stay in L2
 
 
+class Layout(NamedTuple):
+    joined: bool  # gate and up are in one tensor
+    turned: bool = False
+    alternating: bool = False
+
+
 def is_turned(both: Sequence[int], down: Sequence[int]) -> bool:
     """Of gate and up in one tensor. Nothing can be both: straight has the depth of down twice, turned has it once."""
     return len(both) == len(down) == 3 and (both[1], both[2]) == (down[2], 2 * down[1])
+
+
+def part(projection: str, size: int, joined: bool, alternating: bool) -> tuple[int, slice]:
+    """Along the dimension of `size` outputs: its size in the tensor, and which of it belong to the projection."""
+    if not joined or projection == "down":
+        return size, slice(0, size)
+    first = int(projection == "up")
+    return 2 * size, slice(first, None, 2) if alternating else slice(first * size, (first + 1) * size)
 
 
 def read(
@@ -28,18 +44,12 @@ def read(
     sizes: Sizes,
     experts: int,
     expert: int,
-    joined: bool,
-    turned: bool,
+    layout: Layout,
 ) -> np.ndarray:
-    """A projection [N, K] of one expert: a view of the file, or a copy of this expert if it is turned.
-
-    `joined`: gate and up are in one tensor.
-    """
+    """A projection [N, K] of one expert: a view of the file, or a copy of this expert if it is turned."""
     rows, depth = sizes.shape(projection)
-    joined = joined and projection != "down"
-    total, first = (2 * rows, rows if projection == "up" else 0) if joined else (rows, 0)
-    mine = slice(first, first + rows)
-    if turned:
+    total, mine = part(projection, rows, layout.joined, layout.alternating)
+    if layout.turned:
         return _turn(files.item(name, dtypes, (experts, depth, total), expert)[:, mine])
     return files.item(name, dtypes, (experts, total, depth), expert, mine)
 

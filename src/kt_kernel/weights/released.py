@@ -27,6 +27,8 @@ class ReleasedExperts(ABC):
     parts: int
     count: int
 
+    biases = False
+
     def __init__(self, weight_format: str | None, sizes: Sizes):
         self._format, self._sizes = weight_format, sizes
 

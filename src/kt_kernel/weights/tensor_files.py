@@ -138,13 +138,22 @@ def _cached_header(path: Path, file_bytes: int, _mtime_ns: int, _inode: int) -> 
     return Header(tensors, metadata)
 
 
-def read_header(path: Path) -> Header:
+def _version(path: Path) -> tuple[int, int, int]:
     status = os.stat(path)
-    return _cached_header(path, status.st_size, status.st_mtime_ns, status.st_ino)
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def read_header(path: Path) -> Header:
+    return _cached_header(path, *_version(path))
 
 
 def _read_index(folder: Path) -> dict[str, Path]:
-    """Tensor -> file."""
+    """Tensor -> file. Not to be changed."""
+    return _cached_index(folder, *_version(folder / INDEX))
+
+
+@lru_cache(maxsize=4)  # 0.1 s and 13 MB for 94,000 tensors; every layer asks when it is made and when it is loaded
+def _cached_index(folder: Path, _bytes: int, _mtime_ns: int, _inode: int) -> dict[str, Path]:
     path = folder / INDEX
     files = parse_json(path, path.read_bytes()).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
@@ -152,7 +161,8 @@ def _read_index(folder: Path) -> dict[str, Path]:
     for file in set(files.values()):
         if Path(file).name != file:
             raise ValueError(f"{path}: weight_map names {file!r}, which is no file of this folder")
-    return {name: folder / file for name, file in files.items()}
+    paths = {file: folder / file for file in set(files.values())}
+    return {name: paths[file] for name, file in files.items()}
 
 
 def _item_bytes(entry: Entry, index: int) -> tuple[int, int]:

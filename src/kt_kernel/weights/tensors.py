@@ -2,16 +2,19 @@
 
 from kt_kernel import _core
 from kt_kernel.weights.experts import PROJECTIONS, Sizes
-from kt_kernel.weights.floats import to_bf16
+from kt_kernel.weights.floats import to_bf16, to_f32_exactly
 
 
 class TensorExperts:
-    """gate and up [E, I, H], down [E, H, I]: tensors of torch or arrays of numpy."""
+    """gate and up [E, I, H], down [E, H, I], biases [E, I], [E, I] and [E, H]: tensors of torch or arrays of numpy."""
 
     where = "the tensors"
 
-    def __init__(self, gate: object, up: object, down: object, sizes: Sizes):
+    def __init__(
+        self, gate: object, up: object, down: object, sizes: Sizes, biases: tuple[object, object, object] | None = None
+    ):
         self._tensors, self.sizes = dict(zip(PROJECTIONS, (gate, up, down), strict=True)), sizes
+        self.biases, self._biases = biases is not None, biases
         shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in self._tensors.items()}
         self.count = shapes["gate"][0] if shapes["gate"] else 0
         for name, shape in shapes.items():
@@ -19,6 +22,10 @@ class TensorExperts:
             if shape != needed or self.count == 0:
                 wanted = [self.count or "E", *needed[1:]] if name != "gate" else ["E", *needed[1:]]
                 raise ValueError(f"{name}_proj has shape {list(shape)}; it must be {_text(wanted)}")
+        for name, bias in zip(PROJECTIONS, biases or (), strict=biases is not None):
+            shape, needed = tuple(getattr(bias, "shape", ())), (self.count, sizes.shape(name)[0])
+            if shape != needed:
+                raise ValueError(f"{name}_bias has shape {list(shape)}; it must be {_text([*needed])}")
 
     def matrices(self, expert: int) -> list[object]:
         """bf16 gate, up and down."""
@@ -26,6 +33,9 @@ class TensorExperts:
 
     def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
         layer.load_expert(slot, *self.matrices(expert))
+        if self._biases is not None:
+            named = zip(PROJECTIONS, self._biases, strict=True)
+            layer.load_biases(slot, *(to_f32_exactly(bias[expert], f"{name}_bias") for name, bias in named))
 
 
 def _text(shape: list[object]) -> str:

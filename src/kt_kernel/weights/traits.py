@@ -1,0 +1,47 @@
+"""What a layer must be made with, so that the experts of a checkpoint compute in it what they do in their model."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from kt_kernel.weights.checkpoint import has_biases
+from kt_kernel.weights.config import SWIGLUOAI, SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT, activation_beside
+from kt_kernel.weights.detect import Kind, locate
+
+
+class Traits(NamedTuple):
+    """Arguments of KTMoEWrapper. No activation: what the arguments say."""
+
+    biases: bool = False
+    activation: str | None = None
+    swiglu_limit: float = 0.0
+    swiglu_alpha: float = 0.0
+
+
+def find_traits(path: str | os.PathLike[str], layer_idx: int) -> Traits:
+    """From names and config.json. Where nothing can be read there are none: a load says why."""
+    path = Path(path)
+    with suppress(OSError, ValueError):
+        kind, source = locate(path, layer_idx)
+        if kind is not Kind.CHECKPOINT:
+            return Traits()
+        with source:
+            biases = has_biases(source, layer_idx)
+        activation = activation_beside(path)
+        if biases and activation[0] != SWIGLUOAI:  # no config.json: as gpt-oss, see biases.py
+            activation = SWIGLUOAI, SWIGLUOAI_LIMIT, SWIGLUOAI_ALPHA
+        return Traits(biases, *activation) if activation[0] == SWIGLUOAI else Traits()
+    return Traits()
+
+
+def choose_traits(
+    path: str, layer_idx: int, biases: bool | None, activation: str | None, limit: float, alpha: float
+) -> Traits:
+    """What the arguments of KTMoEWrapper ask for, and where they leave it open, what `path` holds."""
+    found = find_traits(path, layer_idx) if path else Traits()
+    if activation is None and not limit and not alpha:
+        _, activation, limit, alpha = found
+    if activation == SWIGLUOAI:
+        limit, alpha = limit or SWIGLUOAI_LIMIT, alpha or SWIGLUOAI_ALPHA
+    return Traits(found.biases if biases is None else bool(biases), activation, limit, alpha)
