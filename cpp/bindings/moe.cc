@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bindings/codes.h"
+#include "bindings/packed.h"
 #include "bindings/status.h"
 #include "kernels/dispatch.h"
 #include "moe/layer.h"
@@ -203,6 +204,7 @@ void bind_moe(nb::module_& m) {
           "mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },
           "Address of num_experts bytes; an expert whose byte is not 0 is skipped. Read at every forward.");
   bind_codes(m, layer);
+  bind_packed(layer);
   m.def("formats", [] {
     std::vector<std::string> names;
     for (int i = 0; i < kt::kFormatCount; ++i) names.push_back(kt::format_name(static_cast<kt::Format>(i)));

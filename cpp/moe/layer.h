@@ -11,6 +11,7 @@
 #include "formats/format.h"
 #include "kernels/kernel.h"
 #include "moe/coded_expert.h"
+#include "moe/packed_file.h"
 #include "moe/workspace.h"
 #include "threads/numa_buffer.h"
 #include "threads/pool.h"
@@ -74,6 +75,16 @@ class Layer {
   // Weights as the kernels see them, f32 row-major: gate and up [I, H], down [H, I].
   Status decode_expert(int expert, float* gate, float* up, float* down) const;
 
+  // Packed experts to a file and back (packed_file.cc), by all workers. Blocking; waits for a forward that runs.
+  // checksums: of every expert in the list, part by part.
+  Status write_packed(const PackedFile& file, const std::vector<PackedExpert>& experts,
+                      std::vector<uint64_t>* checksums);
+  // After an error the experts of the list count as not loaded. Invalid: the file is cut short or damaged.
+  Status read_packed(const PackedFile& file, const std::vector<PackedExpert>& experts,
+                     const std::vector<uint64_t>& checksums);
+  std::vector<PackedPart> packed_parts() const;
+  uint64_t packed_bytes(int experts) const;  // of a body with so many experts
+
   // Allocates nothing. One forward at a time runs per workspace; others wait. An error, before anything is computed,
   // where an expert that is needed has no weights.
   Status forward(const ForwardArgs& args);
@@ -117,6 +128,10 @@ class Layer {
   Status allocate_biases(int node);
   enum Part : uint8_t { kWeights = 1, kBiases = 2 };
   void set_loaded(int expert, Part part = kWeights);
+  void unset_loaded(int expert);
+  Status check_packed(const PackedFile& file, const std::vector<PackedExpert>& experts) const;
+  Status copy_packed(const PackedFile& file, const std::vector<PackedExpert>& experts, bool to_file,
+                     std::vector<uint64_t>* checksums);
   Status check_loaded(const Routing& routing) const;
   void pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int panel) const;
   void pack_coded_panel(const Shard& shard, int expert, const CodedExpert& coded, int panel, PanelCodes* codes) const;
