@@ -1,8 +1,9 @@
 // Packed experts in a file, byte for byte as the nodes hold them.
 //
-// The body begins at `begin`. It has a region for every node, in node order, each at a multiple of kPackedAlignment
-// from there; a region holds the node's parts of all experts of the file, one after the other without gaps. What is
-// around the body, and which experts these are, is the caller's.
+// An expert is kept in parts: the panels of each node and, in layers that have them, its biases. The body begins at
+// `begin` and has a region for every part, in the order of Layer::packed_parts, each at a multiple of kPackedAlignment
+// from there; a region holds this part of all experts of the file, one after the other without gaps. What is around the
+// body, and which experts these are, is the caller's.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,7 @@ struct PackedExpert {
   int expert;
 };
 
-// A part of every expert: what one node holds of it.
+// A part of every expert: panels or biases that one node holds.
 struct PackedPart {
   int node;
   int begin;  // columns of the intermediate dimension

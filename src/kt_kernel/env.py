@@ -9,13 +9,18 @@ def cpu_variant() -> str | None:
 
 
 def debug() -> bool:
-    """KT_KERNEL_DEBUG: 1 prints how the instruction set was chosen, on stderr."""
+    """KT_KERNEL_DEBUG: 1 prints how the instruction set was chosen, and why kept weights are made again, on stderr."""
     return _is_on("KT_KERNEL_DEBUG")
 
 
 def skip_gpu_experts() -> bool:
     """KT_KERNEL_SKIP_GPU_EXPERTS: 1 keeps experts that are on the GPU out of the CPU's memory."""
     return _is_on("KT_KERNEL_SKIP_GPU_EXPERTS")
+
+
+def weight_store() -> str | None:
+    """KT_KERNEL_WEIGHT_STORE: the folder where packed weights are kept for the next start; unset for none."""
+    return os.environ.get("KT_KERNEL_WEIGHT_STORE", "").strip() or None
 
 
 def _is_on(name: str) -> bool:

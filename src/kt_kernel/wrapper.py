@@ -162,14 +162,23 @@ class KTMoEWrapper:
     # Weights
 
     def load_weights(self, physical_to_logical_map: "torch.Tensor | Sequence[int] | None" = None) -> None:
-        """Loads the experts of this layer from ``weight_path``. Slot p gets logical expert ``map[p]``; None = p."""
+        """Loads the experts of this layer from ``weight_path``. Slot p gets logical expert ``map[p]``; None = p.
+
+        With KT_KERNEL_WEIGHT_STORE=folder they are also kept there as packed, and the next start reads that.
+        """
         from kt_kernel import weights
 
         if not self.weight_path:
             raise ValueError("load_weights() needs weight_path, the folder of the weights; it was not given")
         logical_ids = self._begin_load(physical_to_logical_map)
         weights.load_layer(
-            self._layer, self.method, self.weight_path, self.layer_idx, logical_ids, skip=self._skipped()
+            self._layer,
+            self.method,
+            self.weight_path,
+            self.layer_idx,
+            logical_ids,
+            skip=self._skipped(),
+            store=env.weight_store(),
         )
         self.moe = self._layer
 

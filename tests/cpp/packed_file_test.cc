@@ -38,7 +38,8 @@ struct File {
 };
 
 struct Fixture {
-  Fixture(int nodes, int experts, Format format = Format::int8, int hidden = 100, int intermediate = 333) {
+  Fixture(int nodes, int experts, Format format = Format::int8, int hidden = 100, int intermediate = 333,
+          bool biases = false) {
     kt::PoolConfig pool_config;
     pool_config.nodes.resize(nodes);
     for (kt::PoolNode& node : pool_config.nodes) node.threads = 2;
@@ -49,6 +50,7 @@ struct Fixture {
     config.top_k = config.max_tokens = 1;
     config.hidden = hidden;
     config.intermediate = intermediate;
+    config.biases = biases;
     const kt::IsaTable* isa = kt_test::variants().run.front().table;
     KT_CHECK(kt::Layer::create(std::make_shared<kt::Workspace>(pool.get()), isa, config, &layer).is_ok());
   }
@@ -148,6 +150,28 @@ KT_TEST(parts_of_several_chunks) {
   KT_CHECK_EQ(to.layer->loaded_experts(), 0);
   KT_CHECK(to.layer->read_packed(file.with(2), {{0, 0}}, {sums[0], sums[1]}).is_ok());
   KT_CHECK_EQ(to.layer->loaded_experts(), 1);
+}
+
+KT_TEST(biases_are_parts) {
+  for (int nodes : {1, 3}) {
+    Fixture from(nodes, 2, Format::int8, 100, 333, true), to(nodes, 2, Format::int8, 100, 333, true);
+    KT_CHECK(from.layer->fill_random(5).is_ok());
+    std::vector<float> gate(333, 0.5f), down(100, 2.0f);
+    KT_CHECK(from.layer->load_biases(1, {gate.data(), gate.data(), down.data()}).is_ok());
+    const std::vector<kt::PackedPart> a = from.layer->packed_parts(), b = to.layer->packed_parts();
+    KT_CHECK_EQ(a.size(), size_t(2 * nodes));
+    File file;
+    std::vector<uint64_t> sums;
+    KT_CHECK(from.layer->write_packed(file.with(2), {{0, 0}, {1, 1}}, &sums).is_ok());
+    KT_CHECK(to.layer->read_packed(file.with(2), {{0, 0}, {1, 1}}, sums).is_ok());
+    KT_CHECK_EQ(to.layer->loaded_experts(), 2);
+    for (size_t p = 0; p < a.size(); ++p) KT_CHECK_EQ(std::memcmp(a[p].memory, b[p].memory, 2 * a[p].bytes), 0);
+    file.flip(file.size() - 1);
+    KT_CHECK(!to.layer->read_packed(file.with(2), {{1, 1}}, {sums.begin() + 2 * nodes, sums.end()}).is_ok());
+    KT_CHECK_EQ(to.layer->loaded_experts(), 1);
+    KT_CHECK(to.layer->load_biases(1, {gate.data(), gate.data(), down.data()}).is_ok());
+    KT_CHECK_EQ(to.layer->loaded_experts(), 1);  // its weights are still missing
+  }
 }
 
 KT_TEST(regions_are_aligned) {

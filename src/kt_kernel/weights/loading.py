@@ -17,6 +17,7 @@ from kt_kernel.weights.detect import Kind, locate
 from kt_kernel.weights.experts import Experts, Sizes
 from kt_kernel.weights.progress import Progress, Report
 from kt_kernel.weights.released import MergedExperts, TreeExperts
+from kt_kernel.weights.store import StoredLayer
 from kt_kernel.weights.tensor_files import TensorFiles
 from kt_kernel.weights.tensors import TensorExperts
 from kt_kernel.weights.writer import LayerWriter
@@ -32,6 +33,7 @@ def load_layer(
     physical_to_logical: Iterable[int] | None = None,
     skip: Iterable[bool] | None = None,
     progress: Report | None = None,
+    store: StrPath | None = None,
 ) -> None:
     """Loads the experts of a layer from a folder or a file.
 
@@ -39,12 +41,16 @@ def load_layer(
     checkpoint (bf16, f16, f32, or quantised in one of the encodings, which is decoded to bf16), which is quantised for
     methods that quantise. Without a map slot p gets expert p.
     Slots with skip[p] are left as they are. `progress(done, total)` replaces the bar that a terminal gets after a
-    second.
+    second. `store` is a folder that keeps the packed experts for the next load; see store.py.
     """
     _check_format(layer, method)
-    with _open_experts(Path(path), layer_idx, layer.format, Sizes.of(layer)) as experts:
+    kind, source = locate(Path(path), layer_idx)
+    with _open_experts(kind, source, layer_idx, layer.format, Sizes.of(layer)) as experts:
         _check_biases(layer, experts)
         slots = _slots(layer, experts, physical_to_logical, skip)
+        kept = None if store is None else StoredLayer(Path(store), layer, Path(path), layer_idx, source, experts.count)
+        if kept is not None and kept.read(slots, progress):
+            return
         order = sorted(slots)  # as files have them
         with Progress(f"layer {layer_idx}", sum(map(len, slots.values())), progress) as bar:
             for position, expert in enumerate(order):
@@ -54,6 +60,8 @@ def load_layer(
                     experts.load(layer, slot, expert)
                     bar.advance()
                 experts.forget()
+    if kept is not None:
+        kept.write(slots, progress)
 
 
 def load_layer_from_tensors(
@@ -144,8 +152,7 @@ def _check_biases(layer: "_core.MoELayer", experts: Experts) -> None:
         raise ValueError(f"{experts.where}: the experts have no biases, which this layer needs: it has biases=True")
 
 
-def _open_experts(path: Path, layer_idx: int, weight_format: str, sizes: Sizes) -> Experts:
-    kind, source = locate(path, layer_idx)
+def _open_experts(kind: Kind, source: Path | TensorFiles, layer_idx: int, weight_format: str, sizes: Sizes) -> Experts:
     if kind is Kind.TREE:
         return TreeExperts(source, layer_idx, weight_format, sizes)
     if kind is Kind.MERGED:

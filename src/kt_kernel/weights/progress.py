@@ -23,8 +23,8 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def advance(self) -> None:
-        self._done += 1
+    def advance(self, count: int = 1) -> None:
+        self._done += count
         if self._report is not None:
             self._report(self._done, self._total)
             return

@@ -18,7 +18,7 @@ import numpy as np
 from kt_kernel.weights.mapped_file import MappedFile
 
 INDEX = "model.safetensors.index.json"
-_MAX_HEADER = 100_000_000  # bytes; the largest models need a tenth
+MAX_HEADER = 100_000_000  # bytes; the largest models need a tenth
 
 # dtype -> bits of an element, and what numpy calls it; types that numpy lacks are bytes or bits
 _DTYPES = {
@@ -122,7 +122,7 @@ def _check_overlaps(path: Path, tensors: dict[str, Entry]) -> None:
 def _cached_header(path: Path, file_bytes: int, _mtime_ns: int, _inode: int) -> Header:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if file_bytes < 10 or length > min(_MAX_HEADER, file_bytes - 8):
+        if file_bytes < 10 or length > min(MAX_HEADER, file_bytes - 8):
             raise ValueError(
                 f"{path} is no safetensors file, or is cut short: {file_bytes} bytes, header of {length} bytes; "
                 "copy or download it again"
