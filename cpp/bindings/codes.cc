@@ -155,6 +155,7 @@ void bind_codes(nb::module_& m, nb::class_<kt::Layer>& layer) {
       .def_prop_ro("num_experts", [](const kt::Layer& l) { return l.config().num_experts; })
       .def_prop_ro("hidden_size", [](const kt::Layer& l) { return l.config().hidden; })
       .def_prop_ro("intermediate_size", [](const kt::Layer& l) { return l.config().intermediate; })
+      .def_prop_ro("group_size", [](const kt::Layer& l) { return l.config().group; })
       .def_prop_ro("biases", [](const kt::Layer& l) { return l.config().biases; })
       .def_prop_ro("pool", [](const kt::Layer& l) -> kt::Pool& { return l.pool(); }, nb::rv_policy::reference);
   m.def("quantise", &quantise, "pool"_a, "format"_a, "matrix"_a,

@@ -12,3 +12,4 @@
 kt::Format format_of(const std::string& name);
 
 void bind_codes(nanobind::module_& m, nanobind::class_<kt::Layer>& layer);
+void bind_grouped(nanobind::module_& m, nanobind::class_<kt::Layer>& layer);

@@ -72,7 +72,7 @@ kt::ActivationKind activation_of(const std::optional<std::string>& name, float a
 std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format, int num_experts, int top_k, int hidden,
                                       int intermediate, int max_tokens, const std::optional<std::string>& variant,
                                       float swiglu_limit, float swiglu_alpha,
-                                      const std::optional<std::string>& activation, bool biases) {
+                                      const std::optional<std::string>& activation, bool biases, int group_size) {
   kt::LayerConfig config{format_of(format),
                          num_experts,
                          top_k,
@@ -80,7 +80,8 @@ std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format,
                          intermediate,
                          max_tokens,
                          {activation_of(activation, swiglu_alpha), swiglu_limit, swiglu_alpha},
-                         biases};
+                         biases,
+                         group_size};
   const kt::IsaTable* isa = kt::active();
   if (variant) raise(kt::select(variant->c_str(), &isa));
   std::unique_ptr<kt::Layer> layer;
@@ -156,6 +157,17 @@ nb::tuple decode_expert(const kt::Layer& layer, int expert) {
   return nb::make_tuple(gate_array, up_array, down_array);
 }
 
+nb::list slice_bytes(const kt::Layer& layer, int ranks, int expert) {
+  nb::list all;
+  kt::SliceBytes bytes;
+  raise(layer.check_slices(expert, ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    raise_of([&] { return layer.slice_bytes(expert, ranks, rank, &bytes); });
+    all.append(nb::make_tuple(bytes.w13_weight, bytes.w13_scale, bytes.w2_weight, bytes.w2_scale));
+  }
+  return all;
+}
+
 void forward(kt::Layer& layer, int tokens, uintptr_t ids, uintptr_t weights, uintptr_t input, uintptr_t output,
              bool incremental, uintptr_t addend, int id_bytes, uintptr_t skip) {
   if (incremental && addend) {
@@ -184,7 +196,7 @@ void bind_moe(nb::module_& m) {
   layer
       .def(nb::new_(&make_layer), "pool"_a, nb::kw_only(), "format"_a, "num_experts"_a, "top_k"_a, "hidden_size"_a,
            "intermediate_size"_a, "max_tokens"_a, "variant"_a = nb::none(), "swiglu_limit"_a = 0.0f,
-           "swiglu_alpha"_a = 0.0f, "activation"_a = nb::none(), "biases"_a = false,
+           "swiglu_alpha"_a = 0.0f, "activation"_a = nb::none(), "biases"_a = false, "group_size"_a = 0,
            nb::keep_alive<0, 2>())  // 1 is the class: new_ makes a __new__
       .def("load_expert", &load_expert, "expert"_a, "gate"_a, "up"_a, "down"_a,
            "Packs one expert: bf16 gate and up [I, H], down [H, I].")
@@ -197,6 +209,8 @@ void bind_moe(nb::module_& m) {
            "out[t] = addend[t] + sum_j weights[t, j] * FFN_ids[t, j](x[t]), rounded once; addresses of contiguous ids "
            "[T, k] of id_bytes (8: int64, 4: int32), f32 [T, k], bf16 [T, H] in, out and addend; incremental: the "
            "output is the addend. skip: num_experts bytes; experts whose byte is not 0 are left out, as by the mask.")
+      .def("slice_bytes", &slice_bytes, "ranks"_a, "expert"_a = 0,
+           "For each rank the bytes of w13_weight, w13_scale, w2_weight and w2_scale that WriteSlicesTask writes.")
       .def_prop_ro("packed_bytes_per_expert", &kt::Layer::expert_bytes)
       .def_prop_ro("loaded_experts", &kt::Layer::loaded_experts,
                    "How many experts have weights; a forward that needs another is an error.")
@@ -204,7 +218,11 @@ void bind_moe(nb::module_& m) {
           "mask_address", [](kt::Layer& layer) { return reinterpret_cast<uintptr_t>(layer.mask()); },
           "Address of num_experts bytes; an expert whose byte is not 0 is skipped. Read at every forward.");
   bind_codes(m, layer);
+  bind_grouped(m, layer);
   bind_packed(layer);
+  m.def(
+      "has_slices", [](const std::string& format) { return kt::has_slices(format_of(format)); }, "format"_a,
+      "Whether layers of this format can write the slices of WriteSlicesTask.");
   m.def("formats", [] {
     std::vector<std::string> names;
     for (int i = 0; i < kt::kFormatCount; ++i) names.push_back(kt::format_name(static_cast<kt::Format>(i)));

@@ -52,6 +52,21 @@ bool no_signal_pending() {
   return PyErr_CheckSignals() == 0;
 }
 
+using Addresses = std::vector<uintptr_t>;
+
+kt::WriteSlicesTask make_write(kt::Layer& layer, int ranks, int expert, const Addresses& w13_weights,
+                               const Addresses& w13_scales, const Addresses& w2_weights, const Addresses& w2_scales) {
+  raise(layer.check_slices(expert, ranks));
+  kt::WriteSlicesTask task{&layer, expert, std::vector<kt::SliceBuffers>(ranks)};
+  for (const Addresses* list : {&w13_weights, &w13_scales, &w2_weights, &w2_scales}) {
+    if (list->size() != task.ranks.size()) throw nb::value_error("each list needs one address for each rank");
+  }
+  const auto at = [](uintptr_t address) { return reinterpret_cast<uint8_t*>(address); };
+  for (int r = 0; r < ranks; ++r)
+    task.ranks[r] = {at(w13_weights[r]), at(w13_scales[r]), at(w2_weights[r]), at(w2_scales[r])};
+  return task;
+}
+
 void sync_port(kt::Port& port, int tokens, uintptr_t output) {
   kt::Status status;
   {
@@ -75,12 +90,21 @@ void bind_runtime(nb::module_& m) {
           "layer"_a, "n_tokens_address"_a, "top_k"_a, "ids"_a, "weights"_a, "input"_a, "output"_a,
           "incremental"_a = false, "skip"_a = 0, nb::keep_alive<1, 2>());
 
+  nb::class_<kt::WriteSlicesTask>(m, "WriteSlicesTask",
+                                  "Writes an expert for the ranks of a GPU, at one address for each rank.")
+      .def(nb::new_(&make_write), "layer"_a, "ranks"_a, "expert"_a, "w13_weights"_a, "w13_scales"_a, "w2_weights"_a,
+           "w2_scales"_a, nb::keep_alive<0, 2>());
+
   nb::class_<kt::Queue>(m, "Queue", "One thread that runs what is submitted, in order, on a pool.")
       .def(nb::new_(&make_queue), "pool"_a, nb::keep_alive<0, 2>())
       .def_prop_ro("pending", &kt::Queue::pending)
       .def(
           "submit",
           [](kt::Queue& queue, const kt::ForwardTask& task) { raise_of([&] { return submit(queue, task); }); },
+          "task"_a)
+      .def(
+          "submit",
+          [](kt::Queue& queue, const kt::WriteSlicesTask& task) { raise_of([&] { return submit(queue, task); }); },
           "task"_a)
       .def(
           "sync", [](kt::Queue& queue, int allow_n_pending) { raise_of([&] { return queue.sync(allow_n_pending); }); },

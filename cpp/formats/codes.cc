@@ -101,8 +101,9 @@ int code_bits(Format format) {
     case Format::int4:
     case Format::int4g:
       return 4;
+    default:
+      return 0;
   }
-  return 0;
 }
 
 bool has_steps(Format format) { return format == Format::int4g; }

@@ -1,9 +1,11 @@
 #include "formats/format.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/bf16.h"
 #include "formats/bf16.h"
+#include "formats/grouped_panel.h"
 #include "formats/int4.h"
 #include "formats/int4g.h"
 #include "formats/int8.h"
@@ -48,8 +50,26 @@ float decode(Format format, const uint8_t* panel, int n, int k) {
       return row_scale(panel, n) *
              static_cast<float>(step * (nibble(block + kLineBytes, n, in_block) - Int4g::kOffset));
     }
+    default:
+      return 0;
   }
-  return 0;
+}
+
+void decode_grouped_panel(const GroupedKind& kind, int group, const uint8_t* panel, int k_packed, int k_out,
+                          float* out) {
+  GroupedPanel codes;
+  get_grouped(kind, group, panel, k_packed, &codes);
+  float values[256];
+  for (int code = 0; code < 256; ++code) values[code] = decode_code(kind.codes, static_cast<uint8_t>(code));
+  for (int n = 0; n < kPanelRows; ++n) {
+    for (int g = 0; g * group < k_out; ++g) {
+      const float zero = kind.zeros ? static_cast<float>(codes.row_zeros(n)[g]) - 8 : 0.0f;
+      const float scale =
+          codes.rows[n] * decode_scale(kind.scales, codes.row_scales(n) + static_cast<size_t>(g) * codes.width);
+      for (int k = g * group; k < std::min(k_out, (g + 1) * group); ++k)
+        out[static_cast<size_t>(n) * k_out + k] = scale * (values[codes.row(n)[k]] - zero);
+    }
+  }
 }
 
 }  // namespace
@@ -70,8 +90,9 @@ std::optional<Format> format_by_name(std::string_view name) {
   return std::nullopt;
 }
 
-size_t panel_bytes(Format format, int k) {
-  switch (format) {
+size_t panel_bytes(WeightFormat format, int k) {
+  if (const GroupedKind* kind = grouped_kind(format.id)) return GroupedLayout(*kind, format.group).panel_bytes(k);
+  switch (format.id) {
     case Format::bf16:
       return Bf16::panel_bytes(k);
     case Format::int8:
@@ -80,13 +101,16 @@ size_t panel_bytes(Format format, int k) {
       return Int4::panel_bytes(k);
     case Format::int4g:
       return Int4g::panel_bytes(k);
+    default:
+      return 0;
   }
-  return 0;
 }
 
-void decode_panel(Format format, const uint8_t* panel, int, int k_out, float* out) {
+void decode_panel(WeightFormat format, const uint8_t* panel, int k_packed, int k_out, float* out) {
+  if (const GroupedKind* kind = grouped_kind(format.id))
+    return decode_grouped_panel(*kind, format.group, panel, k_packed, k_out, out);
   for (int n = 0; n < kPanelRows; ++n) {
-    for (int k = 0; k < k_out; ++k) out[static_cast<size_t>(n) * k_out + k] = decode(format, panel, n, k);
+    for (int k = 0; k < k_out; ++k) out[static_cast<size_t>(n) * k_out + k] = decode(format.id, panel, n, k);
   }
 }
 

@@ -3,8 +3,9 @@
 
 namespace kt {
 
-// KT_FORMATS(X): X(name). Each name has a header formats/<name>.h with its layout.
-#define KT_FORMATS(X) X(bf16) X(int8) X(int4) X(int4g)
+// KT_FORMATS(X): X(name). The first four are made by quantising bf16 weights (formats/<name>.h); the others hold the
+// codes and scales of a checkpoint as they are (formats/grouped.h).
+#define KT_FORMATS(X) X(bf16) X(int8) X(int4) X(int4g) X(fp8) X(fp8c) X(mxfp8) X(mxfp4) X(nvfp4) X(rawint4) X(int4z)
 
 enum class Format : int {
 #define KT_FORMAT_ENUM(name) name,

@@ -11,6 +11,15 @@
 namespace kt {
 namespace {
 
+// bf16 to f32, with zeros behind.
+template <class V>
+KT_INLINE void widen_row(const uint16_t* x, int valid, int padded, float* out) {
+  int i = 0;
+  for (; i + V::kLanes <= valid; i += V::kLanes) V::store_f32(out + i, V::load_bf16(x + i));
+  for (; i < valid; ++i) out[i] = bf16_to_f32(x[i]);
+  for (; i < padded; ++i) out[i] = 0;
+}
+
 // What a span of a row has in common.
 struct SpanScale {
   float scale;
@@ -20,9 +29,8 @@ struct SpanScale {
 // A NaN or Inf anywhere makes the scale NaN, so it reaches the outputs of its own token instead of vanishing in an
 // integer. Zeros, denormals whose inverse is no float, and poisoned spans get integers of 0, which keep the kernels'
 // int32 arithmetic in range.
-template <class V, ActKind kKind>
-KT_INLINE SpanScale scale_of_span(const float* x, int padded) {
-  constexpr float kMax = kKind == ActKind::s8 ? 127.0f : 32767.0f;
+template <class V>
+KT_INLINE SpanScale scale_of_span(const float* x, int padded, float most) {
   auto largest = V::zero_f32();
   auto poison = V::zero_f32();
   for (int i = 0; i < padded; i += V::kLanes) {
@@ -35,7 +43,7 @@ KT_INLINE SpanScale scale_of_span(const float* x, int padded) {
   float nan = 0;
   for (float lane : lanes) nan += lane;
   const float amax = V::reduce_max(largest);
-  return {amax / kMax + nan, nan == 0.0f && kMax / amax <= FLT_MAX ? kMax / amax : 0.0f};
+  return {amax / most + nan, nan == 0.0f && most / amax <= FLT_MAX ? most / amax : 0.0f};
 }
 
 // One kActGroup, or its tail. Returns the sum.
@@ -68,15 +76,13 @@ KT_INLINE int32_t quantise_group(const float* x, int padded, float inverse, uint
 template <class V, ActKind kKind>
 void quantise_row(const uint16_t* x, int k, int span, uint8_t* data, float* scales, int32_t* group_sums,
                   int32_t* sums) {
+  constexpr float kMost = kKind == ActKind::s8 ? 127.0f : 32767.0f;
   alignas(64) float values[kMaxSpan];
   for (int k0 = 0; k0 < k; k0 += span) {
     const int valid = k - k0 < span ? k - k0 : span;
     const int padded = padded_depth(valid);
-    int i = 0;
-    for (; i + V::kLanes <= valid; i += V::kLanes) V::store_f32(values + i, V::load_bf16(x + k0 + i));
-    for (; i < valid; ++i) values[i] = bf16_to_f32(x[k0 + i]);
-    for (; i < padded; ++i) values[i] = 0;
-    const SpanScale common = scale_of_span<V, kKind>(values, padded);
+    widen_row<V>(x + k0, valid, padded, values);
+    const SpanScale common = scale_of_span<V>(values, padded, kMost);
     for (int g = 0; g < padded; g += kActGroup) {
       const int at = k0 + g;
       scales[at / kActGroup] = common.scale;

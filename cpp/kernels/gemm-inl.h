@@ -5,12 +5,16 @@
 //   kRows, kPanels   largest register tile
 //   kChunk           depth of one pass, a multiple of kActGroup: chunk of A and of a panel fit L1 together
 //   kElementBytes    of an activation in the scratch; row pitch is a constant so that one address register serves all
-//   rows kInits           accumulator start values per kChunk Source           the format whose lines the blocked path
-//   reads (the format itself, or int8 after decoding) gather(...)      copies rows x chunk of activations with their
-//   scales and start values tile<R, P>(...)  the register tile
+//                    rows
+//   kInits           accumulator start values per kChunk
+//   kDecodedBytes    of a weight that the blocked path has decoded; 0 where it reads packed lines
+//   Decoder          decodes a chunk of a panel for the blocked path, and what lines the register tile then reads
+//   gather(...)      copies rows x chunk of activations with their scales and start values
+//   tile<R, P>(...)  the register tile
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/kernel.h"
 #include "kernels/unroll.h"
@@ -45,7 +49,18 @@ struct TileArgs {
   float* c;
   size_t c_pitch;
   bool first;  // c is written, not added to
+  int group;
 };
+
+// Where things lie in the panels of a call.
+template <class Format>
+constexpr Format layout_of(const GemmArgs& g) {
+  if constexpr (std::is_constructible_v<Format, int>) {
+    return Format(g.group);
+  } else {
+    return Format{};
+  }
+}
 
 constexpr int act_row(const GemmArgs& g, int i) { return g.rows ? g.rows[i] : g.first_row + i; }
 
@@ -67,9 +82,11 @@ KT_INLINE void tile_rows(int rows, const TileArgs& t, Chunk<Core> chunk) {
     case 2:
       return Core::template tile<Source, 2, P>(t, chunk);
     case 3:
-      return Core::template tile<Source, 3, P>(t, chunk);
+      if constexpr (Core::kRows >= 3) return Core::template tile<Source, 3, P>(t, chunk);
+      break;
     case 4:
-      return Core::template tile<Source, 4, P>(t, chunk);
+      if constexpr (Core::kRows >= 4) return Core::template tile<Source, 4, P>(t, chunk);
+      break;
     case 5:
       if constexpr (Core::kRows >= 5) return Core::template tile<Source, 5, P>(t, chunk);
       break;
@@ -106,6 +123,7 @@ KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_e
     t.c = g.c + i0 * c_pitch + static_cast<size_t>(p) * kPanelRows;
     t.c_pitch = c_pitch;
     t.first = k0 == 0;
+    t.group = g.group;
     if (step == 1) {
       tile_rows<Core, Source, 1>(rows, t, chunk);
     } else {
@@ -123,13 +141,14 @@ void gemm_stream(const GemmArgs& g) {
   for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
     gather_chunk<Core>(g, 0, g.m, k0, Chunk<Core>{a, g.m});
   }
-  const size_t stride = Format::panel_bytes(g.k);
+  const Format layout = layout_of<Format>(g);
+  const size_t stride = layout.panel_bytes(g.k);
   for (int p = 0; p < g.n_panels; p += Core::kPanels) {
     const int p_end = p + Core::kPanels < g.n_panels ? p + Core::kPanels : g.n_panels;
     a = g.scratch;
     for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
       const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
-      const PanelSpan w{g.panels + Format::offset(k0), stride, g.panels, stride};
+      const PanelSpan w{g.panels + layout.offset(k0), stride, g.panels, stride};
       tile_panels<Core, typename Core::template Lines<Format>>(g, w, p, p_end, 0, g.m, k0, kc, Chunk<Core>{a, g.m});
     }
   }
@@ -166,20 +185,24 @@ class ChunkPrefetch {
 template <class Core, class Format>
 void gemm_blocked(const GemmArgs& g) {
   const int depth = padded_depth(g.k);
-  const size_t packed_stride = Format::panel_bytes(g.k);
+  const Format layout = layout_of<Format>(g);
+  const size_t packed_stride = layout.panel_bytes(g.k);
   const int tiles = div_up(g.m, Core::kRows);
   using Decoder = typename Core::template Decoder<Format>;
   uint8_t* decoded = g.scratch + Chunk<Core>::bytes(Core::kRows);
   for (int k0 = 0; k0 < depth; k0 += Core::kChunk) {
     const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
-    PanelSpan w{g.panels + Format::offset(k0), packed_stride, g.panels, packed_stride};
-    const uint8_t* ahead = k0 + kc < depth ? w.lines + Format::offset(kc) - Format::offset(0) : g.next;
+    PanelSpan w{g.panels + layout.offset(k0), packed_stride, g.panels, packed_stride};
+    const uint8_t* ahead = k0 + kc < depth ? g.panels + layout.offset(k0 + kc) : g.next;
     const int next_kc = depth - k0 - kc < Core::kChunk && k0 + kc < depth ? depth - k0 - kc : Core::kChunk;
-    ChunkPrefetch prefetch(ahead, packed_stride, Format::offset(next_kc) - Format::offset(0), g.n_panels,
+    ChunkPrefetch prefetch(ahead, packed_stride, layout.offset(next_kc) - layout.offset(0), g.n_panels,
                            tiles * g.n_panels);
     if constexpr (Decoder::kNeeded) {
-      const size_t stride = static_cast<size_t>(Core::kChunk) * kPanelRows;
-      for (int p = 0; p < g.n_panels; ++p) Decoder::decode(w.lines + p * packed_stride, kc, decoded + p * stride);
+      const size_t stride = static_cast<size_t>(Core::kChunk) * kPanelRows * Core::kDecodedBytes;
+      for (int p = 0; p < g.n_panels; ++p) {
+        const size_t at = p * packed_stride;
+        Decoder::decode(layout, g.panels + at, w.lines + at, kc, decoded + p * stride);
+      }
       w.lines = decoded;
       w.stride = stride;
     }
@@ -210,7 +233,8 @@ void gemm_vector(const GemmArgs& g) {
 template <class Core>
 constexpr size_t gemm_scratch(int k, int n_panels) {
   const size_t stream = Chunk<Core>::bytes(Core::kRows) * div_up(padded_depth(k), Core::kChunk);
-  const size_t blocked = Chunk<Core>::bytes(Core::kRows) + static_cast<size_t>(n_panels) * Core::kChunk * kPanelRows;
+  const size_t blocked =
+      Chunk<Core>::bytes(Core::kRows) + static_cast<size_t>(n_panels) * Core::kChunk * kPanelRows * Core::kDecodedBytes;
   return stream > blocked ? stream : blocked;
 }
 

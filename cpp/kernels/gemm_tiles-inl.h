@@ -362,9 +362,10 @@ KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, in
 template <class V, class Tiles, class Core, class Format>
 void gemm_tiles(const GemmArgs& g) {
   using Scratch = TileScratch<Core>;
-  constexpr bool kDecode = Core::kInt && !kIsInt8<Format>;
+  constexpr bool kDecode = Core::kInt ? !kIsInt8<Format> : !std::is_same_v<Format, Bf16>;
+  const Format layout = layout_of<Format>(g);
   const int depth = padded_depth(g.k);
-  const size_t stride = Format::panel_bytes(g.k);
+  const size_t stride = layout.panel_bytes(g.k);
   const Scratch scratch(g.scratch, g.m);
   if constexpr (Core::kInt) tile_offsets(g, scratch.offsets);
   Core core;
@@ -374,20 +375,25 @@ void gemm_tiles(const GemmArgs& g) {
     const TileRows rows = tile_rows_of_slab<Core>(g, scratch, k0, kc);
     for (int p = 0; p < g.n_panels; p += 2) {
       const int panels = g.n_panels - p < 2 ? 1 : 2;
-      const uint8_t* packed = g.panels + p * stride + Format::offset(k0);
+      const uint8_t* packed = g.panels + p * stride + layout.offset(k0);
       const uint8_t* b[2] = {packed, packed + (panels - 1) * stride};
       if constexpr (kDecode) {
         for (int j = 0; j < panels; ++j) {
-          decode_u8<V, typename LinesOf<V, Format>::U8>(b[j], kc, scratch.panels + j * Scratch::kPanelBytes);
-          b[j] = scratch.panels + j * Scratch::kPanelBytes;
+          uint8_t* out = scratch.panels + j * Scratch::kPanelBytes;
+          if constexpr (Core::kInt) {
+            decode_u8<V, typename LinesOf<V, Format>::U8>(b[j], kc, out);
+          } else {
+            decode_bf16<V>(layout, g.panels + (p + j) * stride, b[j], kc, out);
+          }
+          b[j] = out;
         }
         b[1] = b[panels - 1];
       }
       // The slab of the panel after next; of the last panels, the next slab of the first, or what the caller reads
       // next.
       const uint8_t* ahead = packed + 2 * stride;
-      if (p + 2 >= g.n_panels) ahead = k0 + kc < depth ? g.panels + Format::offset(k0 + kc) : g.next;
-      const size_t slab_bytes = Format::offset(Scratch::kDepth) - Format::offset(0);
+      if (p + 2 >= g.n_panels) ahead = k0 + kc < depth ? g.panels + layout.offset(k0 + kc) : g.next;
+      const size_t slab_bytes = layout.offset(Scratch::kDepth) - layout.offset(0);
       const Prefetch prefetch{ahead, ahead ? ahead + slab_bytes : nullptr, 0, p == 0 && rows.data != scratch.rows};
       tile_panels_slab<Tiles>(core, g, rows, p, panels, b, stride, k0, kc, scratch.offsets, prefetch);
     }

@@ -7,6 +7,7 @@
 #include "kernels/isa/row.h"
 #include "kernels/limits-inl.h"
 #include "kernels/operand_float-inl.h"
+#include "kernels/operand_grouped-inl.h"
 #include "kernels/operand_int-inl.h"
 #include "kernels/pack-inl.h"
 
@@ -15,6 +16,7 @@ namespace {
 
 #if defined(KT_HAS_TILES) || defined(KT_ISA_AVX512_BF16) || defined(KT_ISA_EMU_AVX512_BF16)
 using FloatCore = Bf16Core<V>;
+#define KT_HAS_BF16 1
 #define KT_HAS_VNNI 1
 #else
 using FloatCore = F32Core<V>;
@@ -45,6 +47,59 @@ void gemm(const GemmArgs& g) {
   gemm_vector<Core, Format>(g);
 }
 
+// A few rows read the packed bytes once; more share a decoded copy.
+#if defined(KT_HAS_VNNI)
+using ByteSums = ByteQuads<V>;
+#else
+using ByteSums = BytePairs<V>;
+#endif
+template <class Format>
+constexpr bool kIsE4m3 = Format::kKind.codes == Codes::e4m3;
+template <class Format, bool = kIsE4m3<Format>>
+struct FewRowsOf {
+  using Core = GroupedIntCore<V, Format, ByteSums>;
+};
+template <class Format>
+struct FewRowsOf<Format, true> {
+#if defined(KT_HAS_BF16)
+  using Core = GroupedBf16Core<V, Format>;
+#else
+  using Core = GroupedF32Core<V, Format>;
+#endif
+};
+
+// Rows up to which decoding in registers, four rows at a time, beats a decoded copy (k = 2048: AVX2 and f32 cross at 16
+// to 24 rows, bf16 at 12 to 15, tiles at 8).
+#if defined(KT_HAS_TILES)
+constexpr int kRegisterRows = 8;
+#elif defined(KT_HAS_BF16)
+constexpr int kRegisterRows = 12;
+#else
+constexpr int kRegisterRows = 16;
+#endif
+
+template <class TileCore, class Format>
+void gemm_grouped(const GemmArgs& g) {
+  using FewRows = typename FewRowsOf<Format>::Core;
+  if (g.m > kRegisterRows) {
+#if defined(KT_HAS_TILES)
+    return gemm_tiles<V, Tiles, TileCore, Format>(g);
+#else
+    return gemm_blocked<FloatCore, Format>(g);
+#endif
+  }
+  const int passes = div_up(g.m, FewRows::kRows);
+  for (int pass = 0; pass < passes; ++pass) {
+    const int i = g.m * pass / passes;
+    GemmArgs part = g;
+    part.m = g.m * (pass + 1) / passes - i;
+    if (g.rows) part.rows = g.rows + i;
+    part.first_row = g.first_row + i;
+    part.c = g.c + static_cast<size_t>(i) * g.n_panels * kPanelRows;
+    gemm_stream<FewRows, Format>(part);
+  }
+}
+
 #if defined(KT_HAS_TILES)
 using FloatTiles = TileBf16<V, Tiles>;
 using IntTiles = TileU8S8<V, Tiles>;
@@ -63,13 +118,22 @@ constexpr int kManyRowsSpan = kMaxSpan;
 constexpr int kManyRowsSpan = kActGroup;
 #endif
 
+template <GroupedKind kKind>
+constexpr FormatKernels checkpoint_format() {
+  return {ActKind::bf16, gemm_grouped<FloatTiles, Grouped<kKind>>, nullptr};
+}
+
 size_t scratch_bytes(int k, int n_panels) {
   size_t bytes = gemm_scratch<FloatCore>(k, n_panels);
   const size_t others[] = {
-      gemm_scratch<Int8Core>(k, n_panels),      gemm_scratch<Int4Core>(k, n_panels),
+      gemm_scratch<Int8Core>(k, n_panels),
+      gemm_scratch<Int4Core>(k, n_panels),
       gemm_scratch<Int4gFewRows>(k, n_panels),
+      gemm_scratch<typename FewRowsOf<Grouped<kFp8>>::Core>(k, n_panels),
+      gemm_scratch<typename FewRowsOf<Grouped<kNvfp4>>::Core>(k, n_panels),
 #if defined(KT_HAS_TILES)
-      TileScratch<FloatTiles>::bytes(kMaxRows), TileScratch<IntTiles>::bytes(kMaxRows),
+      TileScratch<FloatTiles>::bytes(kMaxRows),
+      TileScratch<IntTiles>::bytes(kMaxRows),
 #endif
   };
   for (size_t other : others) bytes = other > bytes ? other : bytes;
@@ -81,7 +145,14 @@ constexpr IsaTable kTable = {
     {{ActKind::bf16, gemm<FloatCore, FloatTiles, Bf16>, pack_bf16},
      {kInt8Act, gemm<Int8Core, IntTiles, Int8>, pack_int8},
      {ActKind::s8, gemm<Int4Core, IntTiles, Int4>, pack_int4},
-     {ActKind::s8, gemm<Int4Core, IntTiles, Int4g, Int4gFewRows>, pack_int4g}},
+     {ActKind::s8, gemm<Int4Core, IntTiles, Int4g, Int4gFewRows>, pack_int4g},
+     checkpoint_format<kFp8>(),
+     checkpoint_format<kFp8c>(),
+     checkpoint_format<kMxfp8>(),
+     checkpoint_format<kMxfp4>(),
+     checkpoint_format<kNvfp4>(),
+     checkpoint_format<kRawint4>(),
+     checkpoint_format<kInt4z>()},
     quantise<V>,
     swiglu<V>,
     accumulate<V>,

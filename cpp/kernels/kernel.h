@@ -48,6 +48,7 @@ struct GemmArgs {
   float* c;             // row pitch 16 * n_panels, room for m rounded up to kRowUnit rows
   uint8_t* scratch;     // IsaTable::gemm_scratch_bytes(k, n_panels)
   const uint8_t* next;  // where the caller will read weights next, for prefetching; may be null
+  int group;            // of checkpoint formats
 };
 
 // Tile kernels work on whole blocks of rows: c, and activations without a row list, need room for so many.
@@ -69,7 +70,8 @@ struct Activation {
 struct FormatKernels {
   ActKind act;
   void (*gemm)(const GemmArgs& args);
-  // Packs rows (<= 16) x k bf16 values, row r at source + r * row_pitch (in elements), into one panel.
+  // Packs rows (<= 16) x k bf16 values, row r at source + r * row_pitch (in elements), into one panel. Null for
+  // checkpoint formats.
   void (*pack)(const uint16_t* source, size_t row_pitch, int rows, int k, uint8_t* panel);
 };
 

@@ -3,6 +3,8 @@
 
 #include "base/bf16.h"
 #include "formats/bf16.h"
+#include "kernels/codes-inl.h"
+#include "kernels/elementwise-inl.h"
 #include "kernels/gemm-inl.h"
 
 namespace kt {
@@ -12,19 +14,6 @@ namespace {
 // count the accumulators of their largest tile of R rows, not of the one at hand: how many panels a call gets depends
 // on the number of threads, and the order of additions must not.
 constexpr int chains(int accumulators) { return accumulators >= 8 ? 1 : accumulators >= 4 ? 2 : 4; }
-
-// Weights are decoded in registers: the blocked path reads the packed lines.
-struct NoDecoder {
-  static constexpr bool kNeeded = false;
-  struct Lines {};
-};
-
-// Vector v of a line when panels of 16 rows are cut into vectors of V::kLanes.
-template <class V>
-KT_INLINE const uint8_t* vector_at(const uint8_t* line, size_t panel_stride, int v) {
-  constexpr int kVectors = kPanelRows / V::kLanes;
-  return line + v / kVectors * panel_stride + v % kVectors * V::kBytes;
-}
 
 // The first chain goes on from c, the others start at 0.
 template <class V, int S, int R, int N>
@@ -42,6 +31,43 @@ KT_INLINE void start_tile(const TileArgs& t, typename V::F32 (&acc)[S][R][N]) {
   }
 }
 
+// Weights of k and k + 1 as f32, from bf16 pairs or from lines that are f32 already.
+template <class V>
+struct Bf16Lines {
+  static constexpr size_t kPairBytes = kLineBytes;
+  static KT_INLINE typename V::F32 weight(const uint8_t* pair, int half) {
+    const auto bits = V::load(pair);
+    const auto high_half = V::set1_32(static_cast<int32_t>(0xffff0000));
+    return V::bits_to_f32(half ? V::bit_and(bits, high_half) : V::template shift_left_32<16>(bits));
+  }
+};
+template <class V>
+struct F32Lines {
+  static constexpr size_t kPairBytes = 2 * kLineBytes;
+  static KT_INLINE typename V::F32 weight(const uint8_t* pair, int half) {
+    return V::load_f32(reinterpret_cast<const float*>(pair + half * kLineBytes));
+  }
+};
+
+// Checkpoint formats become lines of floats for the blocked path, scales included; bf16 panels are such lines.
+template <class V, class Format, class Decoded>
+struct FloatDecoder {
+  static constexpr bool kNeeded = true;
+  using Lines = Decoded;
+  static void decode(const Format& layout, const uint8_t* rows, const uint8_t* blocks, int kc, uint8_t* out) {
+    if constexpr (std::is_same_v<Decoded, F32Lines<V>>) {
+      decode_f32<V>(layout, rows, blocks, kc, reinterpret_cast<float*>(out));
+    } else {
+      decode_bf16<V>(layout, rows, blocks, kc, out);
+    }
+  }
+};
+template <class V, class Decoded>
+struct FloatDecoder<V, Bf16, Decoded> {
+  static constexpr bool kNeeded = false;
+  using Lines = Bf16Lines<V>;
+};
+
 template <class V>
 struct F32Core {
   static constexpr int kRows = V::kManyRegisters ? 8 : 6;
@@ -49,19 +75,15 @@ struct F32Core {
   static constexpr int kChunk = 512;
   static constexpr int kElementBytes = 4;
   static constexpr int kInits = 0;
+  static constexpr int kDecodedBytes = 4;
   template <class Format>
-  struct Lines {};
+  using Lines = Bf16Lines<V>;
   template <class Format>
-  using Decoder = NoDecoder;
+  using Decoder = FloatDecoder<V, Format, F32Lines<V>>;
 
   static void gather(const Acts& acts, int row, int k0, int kc, int k, uint8_t* dst, float*, int32_t*) {
     const uint16_t* src = reinterpret_cast<const uint16_t*>(acts.data + row * acts.pitch) + k0;
-    float* out = reinterpret_cast<float*>(dst);
-    const int valid = k - k0 < kc ? k - k0 : kc;
-    int i = 0;
-    for (; i + V::kLanes <= valid; i += V::kLanes) V::store_f32(out + i, V::load_bf16(src + i));
-    for (; i < valid; ++i) out[i] = bf16_to_f32(src[i]);
-    for (; i < kc; ++i) out[i] = 0;
+    widen_row<V>(src, k - k0 < kc ? k - k0 : kc, kc, reinterpret_cast<float*>(dst));
   }
 
   template <class Source, int R, int P>
@@ -70,21 +92,18 @@ struct F32Core {
     constexpr int S = chains(R * kPanels * kPanelRows / V::kLanes);
     typename V::F32 acc[S][R][N];
     start_tile<V>(t, acc);
-    const auto high_half = V::set1_32(static_cast<int32_t>(0xffff0000));
     const uint8_t* line = t.lines;
     const float* a = reinterpret_cast<const float*>(chunk.base);
     constexpr int kUnroll = 4;
-    for (const float* end = a + t.kc; a < end; a += 2 * kUnroll, line += kUnroll * kLineBytes) {
+    for (const float* end = a + t.kc; a < end; a += 2 * kUnroll, line += kUnroll * Source::kPairBytes) {
       KT_UNROLL
       for (int u = 0; u < kUnroll; ++u) {
         KT_UNROLL
         for (int half = 0; half < 2; ++half) {
           typename V::F32 w[N];
           KT_UNROLL
-          for (int v = 0; v < N; ++v) {
-            const auto bits = V::load(vector_at<V>(fresh(line), t.panel_stride, v) + u * kLineBytes);
-            w[v] = V::bits_to_f32(half ? V::bit_and(bits, high_half) : V::template shift_left_32<16>(bits));
-          }
+          for (int v = 0; v < N; ++v)
+            w[v] = Source::weight(vector_at<V>(fresh(line), t.panel_stride, v) + u * Source::kPairBytes, half);
           constexpr size_t kPitch = Chunk<F32Core>::kPitch / 4;
           KT_UNROLL
           for (int r = 0; r < R; ++r) {
@@ -123,10 +142,11 @@ struct Bf16Core {
   static constexpr int kChunk = 512;
   static constexpr int kElementBytes = 2;
   static constexpr int kInits = 0;
+  static constexpr int kDecodedBytes = 2;
   template <class Format>
-  struct Lines {};
+  using Lines = Bf16Lines<V>;
   template <class Format>
-  using Decoder = NoDecoder;
+  using Decoder = FloatDecoder<V, Format, Bf16Lines<V>>;
 
   static void gather(const Acts& acts, int row, int k0, int kc, int k, uint8_t* dst, float*, int32_t*) {
     const uint8_t* src = acts.data + row * acts.pitch + 2 * static_cast<size_t>(k0);

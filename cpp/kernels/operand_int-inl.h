@@ -54,6 +54,7 @@ struct U8S8Core {
   static constexpr int kChunk = 1024;
   static constexpr int kElementBytes = 1;
   static constexpr int kInits = kChunk / kActGroup;
+  static constexpr int kDecodedBytes = 1;
   template <class Format>
   using Lines = typename LinesOf<V, Format>::U8;
 
@@ -61,7 +62,7 @@ struct U8S8Core {
   struct Decoder {
     static constexpr bool kNeeded = !kIsInt8<Format>;
     using Lines = Int8Lines<V>;
-    static void decode(const uint8_t* lines, int kc, uint8_t* out) {
+    static void decode(const Format&, const uint8_t*, const uint8_t* lines, int kc, uint8_t* out) {
       decode_u8<V, typename LinesOf<V, Format>::U8>(lines, kc, out);
     }
   };
@@ -138,6 +139,7 @@ struct U8S16Core {
   static constexpr int kChunk = 512;
   static constexpr int kElementBytes = 2;
   static constexpr int kInits = kChunk / kActGroup;
+  static constexpr int kDecodedBytes = 0;
   template <class Format>
   using Lines = Int8Lines<V>;
   template <class Format>
@@ -234,6 +236,7 @@ struct U4S8Core {
   static constexpr int kChunk = 1024;
   static constexpr int kElementBytes = 1;
   static constexpr int kInits = kChunk / kSumGroup;
+  static constexpr int kDecodedBytes = 0;
   template <class Format>
   using Lines = typename LinesOf<V, Format>::U4;
   template <class Format>

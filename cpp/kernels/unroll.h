@@ -10,10 +10,13 @@
 #define KT_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+// KT_INLINE_BODY is for lambdas: behind the parameters.
 #if defined(KT_EMULATED)
 #define KT_INLINE inline
+#define KT_INLINE_BODY
 #else
-#define KT_INLINE inline __attribute__((always_inline))
+#define KT_INLINE      inline __attribute__((always_inline))
+#define KT_INLINE_BODY __attribute__((always_inline))
 #endif
 
 // Makes the compiler forget what it knows about a pointer, so that it reads through it again instead of holding the

@@ -84,7 +84,7 @@ struct ForwardPass {
     const int block =
         clamp(plan.active() * pairs / (worker.node_threads * kTasksPerWorker), 1, std::min(pairs, isa.max_panels / 2));
     const int blocks = div_up(pairs, block);
-    const size_t panel = panel_bytes(layer.config_.format, hidden);
+    const size_t panel = panel_bytes(layer.format(), hidden);
     const Acts acts = quantised ? node.input.acts() : Acts{reinterpret_cast<const uint8_t*>(args.input),
                                                            static_cast<size_t>(hidden) * 2,
                                                            nullptr,
@@ -103,6 +103,7 @@ struct ForwardPass {
       g.panels = s.expert(plan.expert(slot)) + 2 * first * panel;
       g.n_panels = 2 * count;
       g.k = hidden;
+      g.group = layer.panel_group_;
       g.acts = acts;
       g.c = reinterpret_cast<float*>(thread.c.data());
       g.scratch = thread.scratch.data();
@@ -156,13 +157,14 @@ struct ForwardPass {
   void down_columns(const Worker& worker, const Layer::Shard& s, int first, int count) {
     Workspace::Node& node = workspace.node(worker.node);
     Workspace::Thread& thread = workspace.thread(worker.global);
-    const size_t panel = panel_bytes(layer.config_.format, s.size);
+    const size_t panel = panel_bytes(layer.format(), s.size);
     const int width = count * kPanelRows;
     float* sum = reinterpret_cast<float*>(thread.sum.data());
     std::memset(sum, 0, static_cast<size_t>(tokens()) * width * 4);
     GemmArgs g{};
     g.n_panels = count;
     g.k = s.size;
+    g.group = layer.panel_group_;
     g.acts = quantised ? node.hidden_quantised.acts()
                        : Acts{node.hidden.data(), hidden_pitch(s.size) * 2, nullptr, nullptr, nullptr, 0, 0, 0};
     g.c = reinterpret_cast<float*>(thread.c.data());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "base/bf16.h"
@@ -32,6 +33,12 @@ Status check(const LayerConfig& c) {
   KT_RETURN_IF_ERROR(in_range("hidden_size", c.hidden, 1 << 24));
   KT_RETURN_IF_ERROR(in_range("intermediate_size", c.intermediate, 1 << 24));
   KT_RETURN_IF_ERROR(in_range("max_tokens", c.max_tokens, 1 << 30));
+  if (const GroupedKind* kind = grouped_kind(c.format); kind && kind->scales != Scales::none) {
+    if (c.group < kind->least_group || c.group % kind->least_group) {
+      return Status::invalid("group_size is " + std::to_string(c.group) + "; " + format_name(c.format) +
+                             " needs a multiple of " + std::to_string(kind->least_group));
+    }
+  }
   KT_RETURN_IF_ERROR(off_or_positive("swiglu_limit", c.activation.limit));
   KT_RETURN_IF_ERROR(off_or_positive("swiglu_alpha", c.activation.alpha));
   const bool silu = c.activation.kind == ActivationKind::silu;
@@ -40,6 +47,34 @@ Status check(const LayerConfig& c) {
                                 : "this activation needs a swiglu_alpha above 0");
   }
   return Status::ok();
+}
+
+// Random codes, and one scale that makes their deviation about the one that is asked for.
+template <class Next>
+void random_panel(const GroupedKind& kind, int group, int k, float deviation, Next next, GroupedPanel* panel) {
+  panel->reset(kind, k, group);
+  const uint8_t mask = grouped_code_bits(kind.codes) == 8 ? 0xff : 15;
+  for (int n = 0; n < kPanelRows; ++n) {
+    for (int i = 0; i < k; ++i) {
+      const uint8_t code = static_cast<uint8_t>(next()) & mask;
+      panel->row(n)[i] = kind.codes == Codes::e4m3 ? code & 0xbf : code;  // e4m3 below 2: no NaN, few outliers
+    }
+    // Deviation of such codes: e4m3 0.6, e2m1 3, int4 4.6. A power of two has a code in every width.
+    const float spread = kind.codes == Codes::e4m3 ? 0.6f : kind.codes == Codes::e2m1 ? 3.0f : 4.6f;
+    const int exponent = std::ilogb(deviation / spread);
+    panel->rows[n] = kind.row ? std::ldexp(1.0f, exponent) : 1.0f;
+    const int of_group = kind.row ? 0 : exponent;
+    const float f32 = std::ldexp(1.0f, of_group);
+    const uint16_t bf16 = f32_to_bf16(f32), f16 = static_cast<uint16_t>(std::max(1, 15 + of_group) << 10);
+    const uint8_t e8m0 = static_cast<uint8_t>(127 + of_group), e4m3 = 0x38;
+    const void* scale = kind.scales == Scales::f32    ? static_cast<const void*>(&f32)
+                        : kind.scales == Scales::bf16 ? static_cast<const void*>(&bf16)
+                        : kind.scales == Scales::f16  ? static_cast<const void*>(&f16)
+                        : kind.scales == Scales::e8m0 ? static_cast<const void*>(&e8m0)
+                                                      : static_cast<const void*>(&e4m3);
+    for (int g = 0; panel->width && g < panel->groups; ++g)
+      std::memcpy(panel->row_scales(n) + static_cast<size_t>(g) * panel->width, scale, panel->width);
+  }
 }
 
 }  // namespace
@@ -51,7 +86,8 @@ Layer::Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const La
       chunk_tokens_(std::min(config.max_tokens, kChunkTokens)),
       mask_(config.num_experts, 0),
       loaded_(config.num_experts, 0),
-      parts_(config.num_experts, 0) {}
+      parts_(config.num_experts, 0),
+      scale_rows_(config.num_experts) {}
 
 Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config,
                      std::unique_ptr<Layer>* out) {
@@ -81,13 +117,32 @@ Status Layer::split() {
     Shard& shard = shards_[i];
     shard.begin = units * i / nodes * kShardUnit;
     shard.size = std::min(units * (i + 1) / nodes * kShardUnit, config_.intermediate) - shard.begin;
-    shard.gate_up_bytes = 2 * panel_count(shard.size) * panel_bytes(config_.format, config_.hidden);
-    shard.down_bytes = panel_count(config_.hidden) * panel_bytes(config_.format, shard.size);
+  }
+  panel_group_ = panel_group();
+  for (int i = 0; i < nodes; ++i) {
+    Shard& shard = shards_[i];
+    shard.gate_up_bytes = 2 * panel_count(shard.size) * panel_bytes(format(), config_.hidden);
+    shard.down_bytes = panel_count(config_.hidden) * panel_bytes(format(), shard.size);
     const size_t bytes = (shard.gate_up_bytes + shard.down_bytes) * config_.num_experts;
     KT_RETURN_IF_ERROR(NumaBuffer::allocate(bytes, workspace_->pool().node(i).numa_id, &shard.weights));
     if (config_.biases) KT_RETURN_IF_ERROR(allocate_biases(i));
   }
   return Status::ok();
+}
+
+// The largest that a panel can have: groups of a shard must begin where those of the matrix do.
+int Layer::panel_group() const {
+  const GroupedKind* kind = grouped_kind(config_.format);
+  if (!kind) return 0;
+  if (kind->scales == Scales::none) return GroupedLayout::kBlock;
+  if (kind->least_group < 32) return kind->least_group;
+  const auto fits = [&](int group) {
+    return config_.group % group == 0 &&
+           std::all_of(shards_.begin(), shards_.end(), [&](const Shard& shard) { return shard.begin % group == 0; });
+  };
+  int group = kind->least_group;
+  while (group < GroupedLayout::kBlock && fits(2 * group)) group *= 2;
+  return group;
 }
 
 Status Layer::allocate_biases(int node) {
@@ -155,20 +210,24 @@ void Layer::pack_panel(const Shard& shard, int expert, const ExpertWeights& weig
   if (panel < gate_up_panels) {
     const int row = panel / 2 * kPanelRows;
     const uint16_t* source = panel % 2 ? weights.up : weights.gate;
-    uint8_t* out = shard.expert(expert) + panel * panel_bytes(config_.format, config_.hidden);
+    uint8_t* out = shard.expert(expert) + panel * panel_bytes(format(), config_.hidden);
     kernels().pack(source + static_cast<size_t>(shard.begin + row) * config_.hidden, config_.hidden,
                    std::min(kPanelRows, shard.size - row), config_.hidden, out);
     return;
   }
   panel -= gate_up_panels;
   const int row = panel * kPanelRows;
-  uint8_t* out = shard.expert(expert) + shard.gate_up_bytes + panel * panel_bytes(config_.format, shard.size);
+  uint8_t* out = shard.expert(expert) + shard.gate_up_bytes + panel * panel_bytes(format(), shard.size);
   kernels().pack(weights.down + static_cast<size_t>(row) * config_.intermediate + shard.begin, config_.intermediate,
                  std::min(kPanelRows, config_.hidden - row), shard.size, out);
 }
 
 Status Layer::load_expert(int expert, const ExpertWeights& weights) {
   KT_RETURN_IF_ERROR(check_expert(expert));
+  if (!kernels().pack) {
+    return Status::invalid(std::string("a layer of ") + format_name(config_.format) +
+                           " takes the codes of a checkpoint, not bf16 weights");
+  }
   struct Context {
     const Layer* layer;
     int expert;
@@ -189,6 +248,24 @@ Status Layer::load_expert(int expert, const ExpertWeights& weights) {
   return packed;
 }
 
+void Layer::fill_random_panel(int k, uint64_t* state, std::vector<uint16_t>* rows, GroupedPanel* codes,
+                              uint8_t* panel) const {
+  const auto next = [state] {
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return static_cast<uint32_t>(*state >> 32);
+  };
+  const float deviation = 1.0f / __builtin_sqrtf(static_cast<float>(k));
+  if (const GroupedKind* kind = grouped_kind(config_.format)) {
+    random_panel(*kind, panel_group_, k, deviation, next, codes);
+    put_grouped(*kind, panel_group_, *codes, panel);
+    return;
+  }
+  const float scale = 3.4641f * deviation / 4294967296.0f;
+  for (int i = 0; i < kPanelRows * k; ++i)
+    (*rows)[i] = f32_to_bf16(static_cast<float>(static_cast<int32_t>(next())) * scale);
+  kernels().pack(rows->data(), k, kPanelRows, k, panel);
+}
+
 Status Layer::fill_random(uint64_t seed) {
   struct Context {
     Layer* layer;
@@ -203,26 +280,25 @@ Status Layer::fill_random(uint64_t seed) {
         const Shard& shard = layer.shards_[worker.node];
         const int depth = std::max(layer.config_.hidden, shard.size);
         std::vector<uint16_t> rows(static_cast<size_t>(kPanelRows) * depth);
+        GroupedPanel codes;
         uint64_t state = job.seed * 0x9e3779b97f4a7c15u + worker.global + 1;
         const int gate_up = 2 * panel_count(shard.size), panels = gate_up + panel_count(layer.config_.hidden);
         for (int e = 0; e < layer.config_.num_experts; ++e) {
           for (int p = worker.index; p < panels; p += worker.node_threads) {
             const int k = p < gate_up ? layer.config_.hidden : shard.size;
-            const float scale = 3.4641f / __builtin_sqrtf(static_cast<float>(k)) / 4294967296.0f;
-            for (int i = 0; i < kPanelRows * k; ++i) {
-              state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-              rows[i] = f32_to_bf16(static_cast<float>(static_cast<int32_t>(state >> 32)) * scale);
-            }
-            uint8_t* out = p < gate_up ? shard.expert(e) + p * panel_bytes(layer.config_.format, k)
-                                       : shard.expert(e) + shard.gate_up_bytes +
-                                             (p - gate_up) * panel_bytes(layer.config_.format, k);
-            layer.kernels().pack(rows.data(), k, kPanelRows, k, out);
+            uint8_t* out = p < gate_up
+                               ? shard.expert(e) + p * panel_bytes(layer.format(), k)
+                               : shard.expert(e) + shard.gate_up_bytes + (p - gate_up) * panel_bytes(layer.format(), k);
+            layer.fill_random_panel(k, &state, &rows, &codes, out);
           }
         }
       },
       &context);
   for (int e = 0; packed.is_ok() && e < config_.num_experts; ++e) {
     set_loaded(e);
+    // One scale for all rows of a panel: they are those of square blocks where a checkpoint would have such.
+    const int rows = config_.format == Format::fp8 ? config_.group : 1;
+    scale_rows_[e] = {rows, rows, rows};
     if (config_.biases) set_loaded(e, kBiases);
   }
   return packed;
@@ -233,6 +309,13 @@ void Layer::set_loaded(int expert, Part part) {
   if (parts_[expert] != (config_.biases ? kWeights | kBiases : kWeights)) return;
   loaded_count_.fetch_add(loaded_[expert] ? 0 : 1, std::memory_order_relaxed);
   loaded_[expert] = 1;
+}
+
+void Layer::unset_loaded(int expert, uint8_t parts) {
+  parts_[expert] &= static_cast<uint8_t>(~parts);
+  loaded_count_.fetch_sub(loaded_[expert] ? 1 : 0, std::memory_order_relaxed);
+  loaded_[expert] = 0;
+  if (grouped_kind(config_.format)) scale_rows_[expert] = {0, 0, 0};  // others have none
 }
 
 Status Layer::check_loaded(const Routing& routing) const {
@@ -250,14 +333,14 @@ Status Layer::decode_expert(int expert, float* gate, float* up, float* down) con
   for (const Shard& shard : shards_) {
     std::vector<float> rows(static_cast<size_t>(kPanelRows) * std::max(H, shard.size));
     for (int p = 0; p < 2 * panel_count(shard.size); ++p) {
-      decode_panel(config_.format, shard.expert(expert) + p * panel_bytes(config_.format, H), H, H, rows.data());
+      decode_panel(format(), shard.expert(expert) + p * panel_bytes(format(), H), H, H, rows.data());
       const int row = p / 2 * kPanelRows, count = std::min(kPanelRows, shard.size - row);
       std::copy_n(rows.data(), static_cast<size_t>(count) * H,
                   (p % 2 ? up : gate) + static_cast<size_t>(shard.begin + row) * H);
     }
     for (int p = 0; p < panel_count(H); ++p) {
-      const uint8_t* panel = shard.expert(expert) + shard.gate_up_bytes + p * panel_bytes(config_.format, shard.size);
-      decode_panel(config_.format, panel, shard.size, shard.size, rows.data());
+      const uint8_t* panel = shard.expert(expert) + shard.gate_up_bytes + p * panel_bytes(format(), shard.size);
+      decode_panel(format(), panel, shard.size, shard.size, rows.data());
       for (int r = 0; r < std::min(kPanelRows, H - p * kPanelRows); ++r) {
         std::copy_n(rows.data() + static_cast<size_t>(r) * shard.size, shard.size,
                     down + static_cast<size_t>(p * kPanelRows + r) * I + shard.begin);

@@ -9,10 +9,13 @@
 #include "base/status.h"
 #include "formats/codes.h"
 #include "formats/format.h"
+#include "formats/grouped_panel.h"
 #include "kernels/kernel.h"
 #include "moe/coded_expert.h"
+#include "moe/grouped_expert.h"
 #include "moe/packed_file.h"
 #include "moe/workspace.h"
+#include "moe/write_slices.h"
 #include "threads/numa_buffer.h"
 #include "threads/pool.h"
 
@@ -27,6 +30,7 @@ struct LayerConfig {
   int max_tokens = 0;    // of one forward call
   Activation activation;
   bool biases = false;  // experts have biases, see ExpertBiases
+  int group = 0;        // k that share a scale, of checkpoint formats that have group scales; else unused
 };
 
 // bf16 weights of one expert, row-major: gate and up [I, H], down [H, I].
@@ -65,6 +69,9 @@ class Layer {
   Status load_expert(int expert, const ExpertWeights& weights);
   // The same from codes of this layer's format, which are kept as they are (load_codes.cc tells the one exception).
   Status load_codes(int expert, const CodedExpert& coded);
+  // Packs one expert from the codes and scales of a checkpoint, of this layer's format. After an error the expert has
+  // no weights.
+  Status load_grouped(int expert, const GroupedExpert& weights);
   // Whether load_codes can take this layout in so many parts; looks at no address.
   Status check_cut(const CodedExpert& coded) const;
   // Of a layer that was made for them: each of its experts needs biases and weights, in any order. Without this rule an
@@ -85,6 +92,17 @@ class Layer {
   std::vector<PackedPart> packed_parts() const;
   uint64_t packed_bytes(int experts) const;  // of a body with so many experts
 
+  // Writes one expert for the ranks of a GPU, with all workers, whatever the mask says; write_slices.h tells what a
+  // rank gets. Blocking, as load_expert. Allocates nothing.
+  Status write_slices(int expert, const SliceBuffers* ranks, int rank_count);
+  // The error that write_slices would return for its arguments; looks at no weights.
+  Status check_slices(int expert, int ranks) const;
+  // What a rank's buffers must have room for.
+  Status slice_bytes(int expert, int ranks, int rank, SliceBytes* out) const;
+  // Known of experts that load_grouped got; a file of packed experts has to keep it beside them.
+  Status scale_rows(int expert, ScaleRows* out) const;
+  Status set_scale_rows(int expert, const ScaleRows& rows);
+
   // Allocates nothing. One forward at a time runs per workspace; others wait. An error, before anything is computed,
   // where an expert that is needed has no weights.
   Status forward(const ForwardArgs& args);
@@ -99,6 +117,7 @@ class Layer {
 
  private:
   friend struct ForwardPass;
+  friend struct SliceWriter;
 
   // The part of the intermediate dimension that one node holds.
   struct Shard {
@@ -122,29 +141,40 @@ class Layer {
 
   Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config);
   Status split();
+  int panel_group() const;
   WorkspaceNeeds needs() const;
+  // Of the panels; their group may be smaller than that of the checkpoint.
+  WeightFormat format() const { return {config_.format, panel_group_}; }
   const FormatKernels& kernels() const { return isa_->formats[static_cast<int>(config_.format)]; }
   Status check_expert(int expert) const;
+  Status check_scale_rows(int expert) const;
   Status allocate_biases(int node);
   enum Part : uint8_t { kWeights = 1, kBiases = 2 };
   void set_loaded(int expert, Part part = kWeights);
-  void unset_loaded(int expert);
+  void unset_loaded(int expert, uint8_t parts = kWeights | kBiases);
   Status check_packed(const PackedFile& file, const std::vector<PackedExpert>& experts) const;
   Status copy_packed(const PackedFile& file, const std::vector<PackedExpert>& experts, bool to_file,
                      std::vector<uint64_t>* checksums);
   Status check_loaded(const Routing& routing) const;
   void pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int panel) const;
+  // A unit is a few panels of one matrix, see panels_together. Faults of gate, up and down have kFaultBits each.
+  int grouped_units(const Shard& shard, const GroupedExpert& weights) const;
+  unsigned pack_grouped_unit(const Shard& shard, int expert, const GroupedExpert& weights, int unit) const;
+  void fill_random_panel(int k, uint64_t* state, std::vector<uint16_t>* rows, GroupedPanel* codes,
+                         uint8_t* panel) const;
   void pack_coded_panel(const Shard& shard, int expert, const CodedExpert& coded, int panel, PanelCodes* codes) const;
 
   std::shared_ptr<Workspace> workspace_;
   const IsaTable* isa_;
   LayerConfig config_;
+  int panel_group_ = 0;
   int chunk_tokens_;  // tokens of one pass; longer inputs take several
   std::vector<Shard> shards_;
   std::vector<uint8_t> mask_;
   // Of each expert; guarded by the workspace's mutex.
   std::vector<uint8_t> loaded_;
   std::vector<uint8_t> parts_;  // what it was given
+  std::vector<ScaleRows> scale_rows_;
   std::atomic<int> loaded_count_{0};
 };
 

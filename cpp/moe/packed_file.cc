@@ -114,11 +114,6 @@ uint64_t Layer::packed_bytes(int experts) const {
   return end;
 }
 
-void Layer::unset_loaded(int expert) {
-  loaded_count_.fetch_sub(loaded_[expert], std::memory_order_relaxed);
-  loaded_[expert] = parts_[expert] = 0;
-}
-
 Status Layer::check_packed(const PackedFile& file, const std::vector<PackedExpert>& experts) const {
   if (file.experts < 1 || file.experts > config_.num_experts) {
     return Status::invalid(file.path + " is said to hold " + std::to_string(file.experts) +

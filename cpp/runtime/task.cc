@@ -35,6 +35,11 @@ Status run(void* context) {
                               task.incremental ? output : nullptr, reinterpret_cast<const uint8_t*>(task.skip)});
 }
 
+Status run_write(void* context) {
+  const std::unique_ptr<WriteSlicesTask> task(static_cast<WriteSlicesTask*>(context));
+  return task->layer->write_slices(task->expert, task->ranks.data(), static_cast<int>(task->ranks.size()));
+}
+
 void submit_callback(void* context) {
   auto* submitted = static_cast<Submitted*>(context);
   // A graph may be destroyed before the task has run.
@@ -67,6 +72,12 @@ Status launch(const cuda::Driver& driver, cuda::Stream stream, cuda::HostFn call
 Status submit(Queue& queue, const ForwardTask& task) {
   KT_RETURN_IF_ERROR(queue.usable());
   queue.submit(run, new Submitted{&queue, task, true});
+  return Status::ok();
+}
+
+Status submit(Queue& queue, const WriteSlicesTask& task) {
+  KT_RETURN_IF_ERROR(queue.usable());
+  queue.submit(run_write, new WriteSlicesTask(task));
   return Status::ok();
 }
 

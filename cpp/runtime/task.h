@@ -1,8 +1,9 @@
-// Forwards whose arguments are addresses, read when the task runs: the oldest interface, in which the caller owns every
-// buffer.
+// Work whose arguments are addresses, used when the task runs: forwards of the oldest interface, in which the caller
+// owns every buffer, and slices of experts for GPUs.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/status.h"
 #include "cuda/driver.h"
@@ -23,8 +24,16 @@ struct ForwardTask {
   uint64_t skip = 0;  // [num_experts] bytes, non-zero = skip; 0: none
 };
 
+// See moe/write_slices.h.
+struct WriteSlicesTask {
+  Layer* layer;
+  int expert;
+  std::vector<SliceBuffers> ranks;
+};
+
 // The task is copied; what it points to must live until it has run.
 Status submit(Queue& queue, const ForwardTask& task);
+Status submit(Queue& queue, const WriteSlicesTask& task);
 // When the stream gets there. In a graph it runs at every replay.
 Status submit_on(Queue& queue, const cuda::Driver& driver, cuda::Stream stream, const ForwardTask& task);
 // Makes the stream wait until at most so many tasks are pending.

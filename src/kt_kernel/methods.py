@@ -9,7 +9,34 @@ METHODS = {
     # Under these names converted weights of machines without AMX are known; the kernels are the same.
     "MOE_INT8": "int8",
     "MOE_INT4": "int4",
+    # These keep codes and scales as a checkpoint has them.
+    "FP8": "fp8",
+    "FP8_PERCHANNEL": "fp8c",
+    "MXFP8": "mxfp8",
+    "MXFP4": "mxfp4",
+    "NVFP4": "nvfp4",
+    "RAWINT4": "rawint4",
+    "GPTQ_INT4": "int4z",
+    "AWQ": "int4z",
 }
+
+# Group size of the methods that keep codes, where no weights are there to tell it; 0: they have no groups.
+GROUP_SIZES = {
+    "FP8": 128,
+    "FP8_PERCHANNEL": 0,
+    "MXFP8": 32,
+    "MXFP4": 32,
+    "NVFP4": 16,
+    "RAWINT4": 32,
+    "GPTQ_INT4": 128,
+    "AWQ": 128,
+}
+KEPT_FORMATS = frozenset(METHODS[method] for method in GROUP_SIZES)
+
+# int4 with scales in f16, or with zero points, needs int4z; scales that only bf16 holds need rawint4.
+_ALSO = {"RAWINT4": ("int4z",), "GPTQ_INT4": ("rawint4",), "AWQ": ("rawint4",)}
+
+DECODING = "method='BF16' (2 bytes a weight), 'AMXINT8' or 'INT4G' (quantised again), which take every encoding"
 
 
 def format_of(method: object) -> str:
@@ -18,8 +45,17 @@ def format_of(method: object) -> str:
     return METHODS[method]
 
 
+def formats_of(method: object) -> tuple[str, ...]:
+    """All formats that a layer of this method may have; the checkpoint decides. The usual one comes first."""
+    return (format_of(method), *_ALSO.get(method, ()))
+
+
 def method_of(weight_format: str) -> str:
     return next((method for method, name in METHODS.items() if name == weight_format), weight_format)
+
+
+def methods_of(weight_format: str) -> list[str]:
+    return [method for method, name in METHODS.items() if name == weight_format]
 
 
 def wrong_method(where: object, found: str, wanted: str) -> ValueError:

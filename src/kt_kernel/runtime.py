@@ -31,10 +31,15 @@ class Runtime:
         self.plan = plan
         self.pool = _core.Pool(list(plan.threads), list(plan.numa_ids), [list(cpus) for cpus in plan.cpus])
         self.queue = _core.Queue(self.pool)
-        self._tasks: deque[_core.ForwardTask] = deque()
+        self._tasks: deque[_core.ForwardTask | _core.WriteSlicesTask] = deque()
         self._process = os.getpid()
 
-    def submit(self, task: "_core.ForwardTask") -> None:
+    def __del__(self) -> None:
+        # A session may keep the queue for longer than this object keeps what its tasks use.
+        if getattr(self, "_tasks", None):
+            self.wait_until_idle()
+
+    def submit(self, task: "_core.ForwardTask | _core.WriteSlicesTask") -> None:
         """The queue does not own its tasks: they, and so their layers, are kept here until they have run."""
         with _lock:
             self._tasks.append(task)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kt_kernel import _core, deferral, env, placement, runtime
 from kt_kernel.arguments import whole_number
 from kt_kernel.methods import format_of
+from kt_kernel.slices import write_task
 from kt_kernel.tokens import Tokens, as_tokens, empty_output, stream_context, stream_handle
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class KTMoEWrapper:
             "num_experts_per_tok",
         )
         self.method = self._find_method() if method == "auto" else method
-        weight_format = format_of(self.method)
+        format_of(self.method)  # an unknown one is told here
         self.skip_gpu_experts = env.skip_gpu_experts() if skip_gpu_experts is None else skip_gpu_experts
         if cpu_save and not self.weight_path:
             raise ValueError("cpu_save=True needs weight_path, the folder to write to")
@@ -106,7 +107,7 @@ class KTMoEWrapper:
         runtime.drop_ended_graphs()
         plan = runtime.plan_pool(cpuinfer_threads, threadpool_count, numa_nodes, beside_gpu=_has_gpu())
         self._runtime = runtime.runtime_for(plan)
-        self._layer = self._make_layer(weight_format, biases, activation, swiglu_limit, swiglu_alpha)
+        self._layer = self._make_layer(biases, activation, swiglu_limit, swiglu_alpha)
         # bool [num_experts] on the CPU, read at every forward: change it in place.
         self.gpu_experts_mask = placement.live_mask(self._layer, self.num_experts)
         placement.fill_mask(self.gpu_experts_mask, gpu_experts_mask, num_gpu_experts)
@@ -118,6 +119,7 @@ class KTMoEWrapper:
         )
         self._port = _core.Port(self._model.session, self._layer, self.layer_idx, self.max_deferred_experts_per_token)
         self._submitted_nothing = False  # a call of 0 tokens is in flight
+        self._writing = False  # to buffers of a GPU, and not synced
 
     def _find_method(self) -> str:
         from kt_kernel import weights
@@ -126,12 +128,13 @@ class KTMoEWrapper:
             raise ValueError("method='auto' needs weight_path, the folder of the weights; it was not given")
         return weights.find_method(self.weight_path, self.layer_idx, self.hidden_size, self.moe_intermediate_size)
 
-    def _make_layer(
-        self, weight_format: str, biases: bool | None, activation: str | None, limit: float, alpha: float
-    ) -> "_core.MoELayer":
+    def _make_layer(self, biases: bool | None, activation: str | None, limit: float, alpha: float) -> "_core.MoELayer":
         from kt_kernel import weights
 
         traits = weights.choose_traits(self.weight_path, self.layer_idx, biases, activation, limit, alpha)
+        weight_format, group_size = weights.choose_format(
+            self.method, self.weight_path, self.layer_idx, self.hidden_size, self.moe_intermediate_size
+        )
         chunk = self.chunked_prefill_size
         if chunk is not None:
             chunk = whole_number("chunked_prefill_size", chunk, -1)
@@ -144,6 +147,7 @@ class KTMoEWrapper:
                 hidden_size=self.hidden_size,
                 intermediate_size=self.moe_intermediate_size,
                 max_tokens=_UNLIMITED if chunk is None or chunk < 1 else min(chunk, _UNLIMITED),
+                group_size=group_size,
                 **traits._asdict(),
             )
         except ValueError as error:
@@ -222,6 +226,11 @@ class KTMoEWrapper:
         """Logical ids of the slots. Until the load has ended there are no weights: an interrupt leaves some of each."""
         if self._port.in_flight:
             raise RuntimeError("weights cannot change between submit_forward and sync_forward; call sync_forward first")
+        if self._writing:
+            raise RuntimeError(
+                "weights cannot change between submit_write_weight_scale_to_buffer and "
+                "sync_write_weight_scale_to_buffer; sync first"
+            )
         logical_ids = placement.logical_ids(physical_to_logical_map, self.num_experts)
         self.moe = None
         return logical_ids
@@ -243,10 +252,7 @@ class KTMoEWrapper:
         hidden_states: [..., H]; topk_ids: int32 or int64 [q, K], an id outside 0..E-1 is skipped; topk_weights:
         [q, K], applied as they are.
         """
-        if self.moe is None:
-            raise RuntimeError(
-                f"layer {self.layer_idx} has no weights; call load_weights() or load_weights_from_tensors() first"
-            )
+        self._need_weights()
         tokens = as_tokens(hidden_states, topk_ids, topk_weights, self.hidden_size, self.num_experts_per_tok)
         self._submitted_nothing = tokens.count == 0
         if tokens.on_gpu:
@@ -255,6 +261,12 @@ class KTMoEWrapper:
             _refuse_stream(cuda_stream, hidden_states.device)
             if tokens.count:
                 self._port.submit(*tokens.addresses())
+
+    def _need_weights(self) -> None:
+        if self.moe is None:
+            raise RuntimeError(
+                f"layer {self.layer_idx} has no weights; call load_weights() or load_weights_from_tensors() first"
+            )
 
     def _submit_on(self, tokens: Tokens, stream: int) -> None:
         with stream_context(tokens.hidden.device, stream):
@@ -297,6 +309,47 @@ class KTMoEWrapper:
     ) -> "tuple[torch.Tensor, torch.Tensor]":
         """(immediate_ids, deferred_ids) of a batch; see :func:`kt_kernel.deferral.split_experts`."""
         return deferral.split_experts(expert_ids, expert_scores, protected_k, self.num_experts)
+
+    # Experts for a GPU
+
+    def submit_write_weight_scale_to_buffer(
+        self,
+        gpu_tp_count: int,
+        expert_id: int,
+        w13_weight_ptrs: Sequence[int],
+        w13_scale_ptrs: Sequence[int],
+        w2_weight_ptrs: Sequence[int],
+        w2_scale_ptrs: Sequence[int],
+    ) -> None:
+        """Starts to write physical expert ``expert_id``, whatever the mask says, for each rank of a GPU; returns.
+
+        The lists have the host address of each rank's buffer. With n = I / gpu_tp_count, rank r gets rows
+        [r n, (r + 1) n) of gate, then of up, in w13, and these columns of down, of all rows, in w2: row-major, in the
+        bytes of the checkpoint. Scales are those the weights have: f32 of FP8, and of FP8_PERCHANNEL, where w2 gets all
+        H; e8m0 of MXFP8; bf16 of RAWINT4 and MXFP4. BF16 has none, and ignores their lists. A scale that weights of two
+        ranks share goes to both: where a block of b rows or columns does not divide n, rank r gets blocks r n // b to
+        ceil((r + 1) n / b) - 1, which may be one more than n / b. ``moe.slice_bytes(gpu_tp_count)`` has the sizes.
+        """
+        self._need_weights()
+        task = write_task(
+            self._layer,
+            self.num_experts,
+            gpu_tp_count,
+            expert_id,
+            w13_weight_ptrs,
+            w13_scale_ptrs,
+            w2_weight_ptrs,
+            w2_scale_ptrs,
+        )
+        self._runtime.submit(task)
+        self._writing = True
+
+    def sync_write_weight_scale_to_buffer(self) -> None:
+        """Waits until everything that was submitted to this pool is done."""
+        try:
+            self._runtime.queue.sync()
+        finally:
+            self._writing = False
 
     # Buffers of all wrappers
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "grouped_case.h"
 #include "guarded.h"
 #include "variants.h"
 
@@ -113,15 +114,25 @@ class GemmCase {
     list_.seal();
   }
 
-  // Packs the weights; the bytes are the same from every variant (format_test).
+  // Packs the weights; the bytes are the same from every variant (format_test). The groups of a checkpoint format take
+  // turns.
   void set_format(kt::Format format) {
-    format_ = format;
-    const size_t bytes = kt::panel_bytes(format, shape.k);
+    const std::vector<int> groups = legal_groups(format);
+    format_ = {format, groups[(shape.m + shape.k) % groups.size()]};
+    const size_t bytes = kt::panel_bytes(format_, shape.k);
+    const kt::GroupedKind* kind = kt::grouped_kind(format);
     panels_ = std::make_unique<Guarded<uint8_t>>(bytes * shape.n_panels);
     const auto& kernels = variants().run.front().table->formats[static_cast<int>(format)];
     for (int p = 0; p < shape.n_panels; ++p) {
       const uint16_t* source = weights.data() + static_cast<size_t>(p) * kt::kPanelRows * shape.k;
-      kernels.pack(source, shape.k, kt::kPanelRows, shape.k, panels_->data() + p * bytes);
+      uint8_t* panel = panels_->data() + p * bytes;
+      if (kind) {
+        Random scales(p + 1);
+        kt::put_grouped(*kind, format_.group,
+                        random_panel(*kind, format_.group, source, kt::kPanelRows, shape.k, scales), panel);
+      } else {
+        kernels.pack(source, shape.k, kt::kPanelRows, shape.k, panel);
+      }
     }
     panels_->seal();
   }
@@ -167,9 +178,9 @@ class GemmCase {
 
   // The first m rows of the product.
   std::vector<float> run(const Variant& v, Rows how, int m, int first = 0) {
-    const kt::FormatKernels& kernels = v.table->formats[static_cast<int>(format_)];
-    now_running("%s %s m=%d n_panels=%d k=%d rows=%s", v.name, kt::format_name(format_), m, shape.n_panels, shape.k,
-                rows_name(how));
+    const kt::FormatKernels& kernels = v.table->formats[static_cast<int>(format_.id)];
+    now_running("%s %s group=%d m=%d n_panels=%d k=%d rows=%s", v.name, kt::format_name(format_.id), format_.group, m,
+                shape.n_panels, shape.k, rows_name(how));
     const int data_rows = how == Rows::list ? rows : kFirstRow + first + room_for(v, m);
     Guarded<float> c(static_cast<size_t>(room_for(v, m)) * n);
     Guarded<uint8_t> scratch(v.table->gemm_scratch_bytes(shape.k, shape.n_panels));
@@ -183,6 +194,7 @@ class GemmCase {
     args.m = m;
     args.c = c.data();
     args.scratch = scratch.data();
+    args.group = format_.group;
     args.next = first % 2 ? nullptr : panels_->data();
     kernels.gemm(args);
     if (!c.front_intact() || !scratch.front_intact()) {
@@ -201,7 +213,7 @@ class GemmCase {
     return *slot;
   }
 
-  kt::Format format_{};
+  kt::WeightFormat format_;
   std::unique_ptr<Guarded<uint8_t>> panels_;
   Guarded<int32_t> list_;
   std::unique_ptr<ActBuffers> acts_[3][2];

@@ -51,6 +51,7 @@ struct Fixture {
     config.hidden = hidden;
     config.intermediate = intermediate;
     config.biases = biases;
+    config.group = 32;
     const kt::IsaTable* isa = kt_test::variants().run.front().table;
     KT_CHECK(kt::Layer::create(std::make_shared<kt::Workspace>(pool.get()), isa, config, &layer).is_ok());
   }

@@ -60,6 +60,11 @@ constexpr TraitCheck kVectorChecks[] = {
     KT_SHIFT(shift_right_32, 31),
     KT_SHIFT(shift_right_16, 4),
     KT_SHIFT(shift_right_16, 8),
+    KT_SHIFT(shift_left_32, 20),
+    KT_SHIFT(shift_left_16, 8),
+    KT_SHIFT(shift_right_s16, 1),
+    KT_RUN_OP("table16 look_up", any, bits, kBytes,
+              put(out, V::look_up(V::table16(in), V::bit_and(ints(in, 1), V::set1_32(0x0f0f0f0f))))),
     KT_INT_2(add_8),
     KT_INT_2(add_16),
     KT_INT_2(add_32),
@@ -75,6 +80,8 @@ constexpr TraitCheck kVectorChecks[] = {
     KT_RUN_OP("dot_u8s8", any, bits, kBytes, put(out, V::dot_u8s8(ints(in, 0), ints(in, 1), ints(in, 2)))),
 #endif
 #if defined(KT_EMULATED) || defined(__AVX512BF16__)
+    KT_RUN_OP("table128 look_up", any, bits, kBytes, put(out, V::look_up(V::table128(in), ints(in, 2)))),
+    KT_RUN_OP("narrow_bf16", any, bits, kBytes, put(out, V::narrow_bf16(f32(in, 0), f32(in, 1)))),
     KT_RUN_OP("dot_bf16", bf16, near, kBytes, put(out, V::dot_bf16(f32(in, 0), ints(in, 1), ints(in, 2)))),
 #endif
     KT_RUN_OP("bits_of", any, bits, kBytes, put(out, V::bits_of(f32(in, 0)))),
@@ -82,6 +89,18 @@ constexpr TraitCheck kVectorChecks[] = {
     KT_RUN_OP("to_f32", any, bits, kBytes, put(out, V::to_f32(ints(in, 0)))),
     KT_RUN_OP("round_to_32", any, bits, kBytes, put(out, V::round_to_32(f32(in, 0)))),
     KT_RUN_OP("load_bf16", any, f32, kBytes, put(out, V::load_bf16(reinterpret_cast<const uint16_t*>(in + 2)))),
+    KT_RUN_OP("load_f16", any, f32, kBytes, put(out, V::load_f16(reinterpret_cast<const uint16_t*>(in + 2)))),
+    KT_RUN_OP("load_u8", any, bits, kBytes, put(out, V::load_u8(in + 3))),
+    KT_RUN_OP("f16_low", any, f32, kBytes, put(out, V::f16_low(ints(in, 0)))),
+    KT_RUN_OP("f16_high", any, f32, kBytes, put(out, V::f16_high(ints(in, 0)))),
+    KT_RUN_OP("broadcast_pair", any, bits, kBytes, put(out, V::broadcast_pair(floats(in) + 1))),
+    KT_FLOAT_2(even_lanes),
+    KT_FLOAT_2(odd_lanes),
+    KT_FLOAT_2(sum_of_pairs),
+#if defined(KT_EMULATED) || defined(__AVX512F__)
+    KT_RUN_OP("twice_low", any, bits, kBytes, put(out, V::twice_low(f32(in, 0)))),
+    KT_RUN_OP("twice_high", any, bits, kBytes, put(out, V::twice_high(f32(in, 0)))),
+#endif
     KT_RUN_OP("store_bf16", any, bits, kBytes / 2, V::store_bf16(reinterpret_cast<uint16_t*>(out), f32(in, 0))),
     KT_RUN_OP("store_low_8", any, bits, kBytes / 4, V::store_low_8(out, ints(in, 0))),
     KT_RUN_OP("store_low_16", any, bits, kBytes / 2, V::store_low_16(out, ints(in, 0))),

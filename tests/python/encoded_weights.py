@@ -141,10 +141,12 @@ def rawint4(rng, n, k, dtype="BF16", group=32, element_bytes=4, with_shape=True)
 
 
 def gptq(rng, n, k, dtype="F16", group=32, zeros="any", order="none") -> Encoded:
-    """zeros: any, symmetric, or absent; order of g_idx: none (absent), plain, or random."""
+    """zeros: any, symmetric, absent, "version 2", "symmetric version 2"; g_idx: none (absent), plain, or random."""
     codes, groups = rng.integers(0, 16, (n, k)), -(-k // group)
     stored, scales = random_scales(rng, (groups, n), dtype)
-    zero = rng.integers(1, 17, (groups, n)) if zeros == "any" else np.full((groups, n), 8)
+    less = 0 if "version 2" in zeros else 1
+    even = "symmetric" in zeros or zeros == "absent"
+    zero = np.full((groups, n), 8) if even else rng.integers(less, 16 + less, (groups, n))
     group_of = np.arange(k) // group
     if order == "random":
         group_of = rng.permutation(group_of)
@@ -153,7 +155,7 @@ def gptq(rng, n, k, dtype="F16", group=32, zeros="any", order="none") -> Encoded
         "scales": (dtype, stored),
     }
     if zeros != "absent":
-        tensors["qzeros"] = ("I32", nibbles_of_rows(zero - 1, 4))
+        tensors["qzeros"] = ("I32", nibbles_of_rows(zero - less, 4))
     if order != "none":
         tensors["g_idx"] = ("I32", group_of.astype(np.int32))
     return tensors, (codes - zero[group_of].T) * scales[group_of].T

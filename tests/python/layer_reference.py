@@ -6,8 +6,10 @@ with biases added to each of the three products where experts have them.
 
 import ctypes
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
+import checkpoint_codes
 import numpy as np
 
 from kt_kernel import _core
@@ -29,7 +31,8 @@ class Activation(NamedTuple):
             both_sides = self.alpha and self.name != "swigluoai"
             g = np.clip(g, -self.limit if both_sides else None, self.limit)
             u = np.clip(u, -self.limit, self.limit)
-        return g / (1 + np.exp(-(self.alpha or 1.0) * g)), u + 1 if self.alpha else u
+        with np.errstate(over="ignore"):  # 1 / inf is right
+            return g / (1 + np.exp(-(self.alpha or 1.0) * g)), u + 1 if self.alpha else u
 
 
 SILU = Activation()
@@ -55,7 +58,8 @@ def relative_error(out: np.ndarray, reference: np.ndarray) -> float:
 
 
 # Largest error of a quantised activation, in units of the largest magnitude of its row: half a step.
-ACT_ERROR = {"bf16": 0.0, "s16": 0.5 / 32767, "s8": 0.5 / 127}
+# "rounded": weights rounded to bf16, 2^-9 of each product; the largest of a normal row is thrice the mean.
+ACT_ERROR = {"bf16": 0.0, "rounded": 2.0**-10, "s16": 0.5 / 32767, "s8": 0.5 / 127}
 _BF16 = 2.0**-8  # twice the relative rounding error
 _F32 = 2.0**-15  # of sums of a few hundred products and of exp
 # The errors of a sum's terms are independent and add up like the sides of a right angle, so this makes 8 or more
@@ -145,12 +149,20 @@ class Case:
             swiglu_alpha=activation.alpha,
             activation=activation.name,
             biases=biases is not None,
+            group_size=checkpoint_codes.group_size(weight_format),
         )
         self.original = [random_expert(shape, seed, expert) for expert in range(shape.experts)]
         for expert in range(shape.experts) if load is None else load:
-            self.layer.load_expert(expert, *self.original[expert])
+            if weight_format in checkpoint_codes.KEPT:
+                self.layer.load_encoded(expert, *_encoded_expert(shape, seed, expert, weight_format))
+            else:
+                self.load(expert, self.original[expert])
             if biases is not None:
                 self.layer.load_biases(expert, *biases[expert])
+
+    def load(self, expert: int, weights: Weights) -> None:
+        """bf16 bits, whatever the format."""
+        checkpoint_codes.load(self.layer, expert, *weights)
 
     def decoded(self) -> list[Weights]:
         return [self.layer.decode_expert(expert) for expert in range(self.shape.experts)]
@@ -205,6 +217,12 @@ def random_expert(shape: Shape, seed: int, expert: int) -> Weights:
     rows, depth = shape.intermediate, shape.hidden
     sizes = ((rows, depth), (rows, depth), (depth, rows))
     return tuple(to_bf16(rng.standard_normal(size, np.float32) / size[1] ** 0.5) for size in sizes)
+
+
+@lru_cache(maxsize=1024)  # making codes takes longer than most tests
+def _encoded_expert(shape: Shape, seed: int, expert: int, weight_format: str) -> tuple:
+    matrices = map(from_bf16, random_expert(shape, seed, expert))
+    return tuple(checkpoint_codes.encode(weight_format, matrix) for matrix in matrices)
 
 
 def random_biases(shape: Shape, seed: int = 0) -> list[Biases]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from checkpoint_codes import KEPT
 from layer_limits import LIMITS, RUNNABLE, act_kind
 from layer_reference import SILU, Activation, Case, Shape, from_bf16, moe, random_batch, relative_error, to_bf16
 
@@ -16,7 +17,9 @@ ACTIVATIONS = [
     Activation(limit=0.6, alpha=1.702),
     Activation(0.6, 1.702, "swigluoai"),
 ]
-EVERY_KERNEL = [(variant, name) for variant in RUNNABLE for name in FORMATS]
+# Formats that keep codes differ in how weights are decoded only, so two of them stand for all.
+SOME = [name for name in FORMATS if name not in KEPT or name in ("fp8", "int4z")]
+EVERY_KERNEL = [(variant, name) for variant in RUNNABLE for name in SOME]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -24,12 +27,13 @@ EVERY_KERNEL = [(variant, name) for variant in RUNNABLE for name in FORMATS]
 def test_the_activation_is_the_one_asked_for(variant, weight_format, activation):
     case = Case(SHAPE, weight_format, threads=(2,), variant=variant, activation=activation)
     limit = LIMITS[weight_format, act_kind(weight_format, variant)].decoded
+    experts = case.decoded()
     for tokens in (1, 40):
         x, ids, weights = random_batch(SHAPE, tokens)
         out = from_bf16(case.run(x, ids, weights))
-        expected = moe(case.decoded(), from_bf16(x), ids, weights, activation)
+        expected = moe(experts, from_bf16(x), ids, weights, activation)
         assert relative_error(out, expected) <= limit
-        others = [moe(case.decoded(), from_bf16(x), ids, weights, other) for other in (SILU, *ACTIVATIONS)]
+        others = [moe(experts, from_bf16(x), ids, weights, other) for other in (SILU, *ACTIVATIONS)]
         assert sum(relative_error(out, other) <= 2 * limit for other in others) == 1
 
 

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from checkpoint_codes import group_size
 from layer_limits import VARIANTS
 from layer_reference import Case, Shape, from_bf16, random_batch
 
@@ -181,7 +182,9 @@ def test_nothing_is_printed_when_the_interpreter_ends_with_a_pool():
 def test_sizes_of_packed_experts():
     """Bytes per weight: 2, 1, 0.5 and 0.516, with row scales, and padding to panels of 16 rows and depths of 64."""
     sizes = {
-        name: layer(format=name, hidden_size=512, intermediate_size=256).packed_bytes_per_expert
+        name: layer(
+            format=name, hidden_size=512, intermediate_size=256, group_size=group_size(name)
+        ).packed_bytes_per_expert
         for name in _core.formats()
     }
     weights, rows = 3 * 512 * 256, 2 * 256 + 512
@@ -189,3 +192,14 @@ def test_sizes_of_packed_experts():
     assert sizes["int8"] == weights + 4 * rows
     assert sizes["int4"] == weights // 2 + 4 * rows
     assert sizes["int4g"] == weights // 2 + weights // 64 + 4 * rows
+    for name, bits, scale_bytes, group in (
+        ("fp8", 8, 4, 128),
+        ("fp8c", 8, 0, 256),
+        ("mxfp8", 8, 1, 32),
+        ("mxfp4", 4, 1, 32),
+        ("nvfp4", 4, 1, 16),
+        ("rawint4", 4, 2, 32),
+        ("int4z", 4, 3, 64),
+    ):
+        head = -(-256 // group * 16 * scale_bytes // 64) * 64  # of 16 rows and 256 columns
+        assert sizes[name] == weights * bits // 8 + weights // 4096 * head + 4 * rows

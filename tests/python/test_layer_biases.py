@@ -101,7 +101,7 @@ def test_biases_can_be_replaced():
 def test_an_expert_needs_weights_and_biases():
     case = biased(load=[0, 1, 2])
     assert case.layer.loaded_experts == 3
-    case.layer.load_expert(3, *case.original[3])
+    case.load(3, case.original[3])
     case.layer.load_biases(4, *BIASES[4])
     assert case.layer.loaded_experts == 3
     x, ids, weights = random_batch(SHAPE, 4)
@@ -110,7 +110,7 @@ def test_an_expert_needs_weights_and_biases():
         with pytest.raises(ValueError, match=f"expert {missing} of this layer has no {what}; load them, or mask"):
             case.run(x, ids, weights)
     case.layer.load_biases(3, *BIASES[3])
-    case.layer.load_expert(4, *case.original[4])
+    case.load(4, case.original[4])
     assert case.layer.loaded_experts == 5
     assert np.array_equal(case.run(x, ids, weights), biased().run(x, ids, weights))
 

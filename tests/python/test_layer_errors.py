@@ -55,7 +55,7 @@ def test_packed_weights_do_not_depend_on_the_variant(weight_format):
             assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-@pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "bf16"])
+@pytest.mark.parametrize("weight_format", ["int8", "int4", "int4g"])
 @pytest.mark.parametrize("tokens", [1, 3, 48])
 def test_integer_formats_give_the_same_bits_on_every_variant(weight_format, tokens):
     """Where the activations are the same: sums are exact per group, and the float steps agree.

@@ -62,12 +62,12 @@ def test_a_masked_or_skipped_expert_needs_no_weights():
 def test_the_count_of_loaded_experts():
     case = partial()
     assert case.layer.loaded_experts == 4
-    case.layer.load_expert(0, *case.original[0])
+    case.load(0, case.original[0])
     assert case.layer.loaded_experts == 4
     with pytest.raises(ValueError, match="gate has shape"):
-        case.layer.load_expert(MISSING, *case.original[0][::-1])
+        case.load(MISSING, case.original[0][::-1])
     assert case.layer.loaded_experts == 4
-    case.layer.load_expert(MISSING, *case.original[MISSING])
+    case.load(MISSING, case.original[MISSING])
     assert case.layer.loaded_experts == 5
     assert np.array_equal(case.run(*random_batch(SHAPE, 4)), Case(SHAPE).run(*random_batch(SHAPE, 4)))
 

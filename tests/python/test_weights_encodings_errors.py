@@ -9,14 +9,17 @@ import pytest
 from layer_reference import Shape, shared_pool
 from weight_files import make_layer, write_safetensors
 
-from kt_kernel.weights import MissingTensorError, load_layer, save_layer
+from kt_kernel.weights import MissingTensorError, choose_format, find_method, load_layer, save_layer
 
 SHAPE = Shape(experts=2, top_k=1, hidden=256, intermediate=384)
 STEM = "model.layers.7.mlp.experts.1.up_proj"  # [384, 256]
 
 
-def load_changed(folder, encode, changes, shape=SHAPE):
-    """changes: suffix of STEM -> (dtype, array), a function of the array, or None, which removes it."""
+def load_changed(folder, encode, changes, shape=SHAPE, keep=False):
+    """changes: suffix of STEM -> (dtype, array), a function of the array, or None, which removes it.
+
+    Into a layer of bf16, or into one that keeps codes as the first expert has them, with no expert in it.
+    """
     tensors, dtypes, _ = made.make_layer_tensors(encode, shape)
     for suffix, change in changes.items():
         name = f"{STEM}.{suffix}"
@@ -27,8 +30,16 @@ def load_changed(folder, encode, changes, shape=SHAPE):
         else:
             dtypes[name], tensors[name] = change
     write_safetensors(folder / "model.safetensors", tensors, dtypes=dtypes)
-    layer = make_layer(shape, "bf16")
-    load_layer(layer, "BF16", folder, 7)
+    if not keep:
+        load_layer(make_layer(shape, "bf16"), "BF16", folder, 7)
+        return
+    method = find_method(folder, 7, shape.hidden, shape.intermediate)
+    found = choose_format(method, folder, 7, shape.hidden, shape.intermediate)
+    layer = make_layer(shape, found.format, group=found.group)
+    try:
+        load_layer(layer, method, folder, 7)
+    finally:
+        assert layer.loaded_experts <= 1  # the first one is good; the second is not half there
 
 
 def put(value, *at):
@@ -256,11 +267,46 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_tensor_and_what_is_needed_are_named(case, tmp_path):
+_NAN_CODES, _LARGE = "codes mean NaN (0x7F) in places", "NaN, infinite, or 2^90 and more in places"
+_GROUPS = "in dimension 1: this layer was made for groups of"
+# What a layer that keeps codes says otherwise: the core looks at every code and scale while it packs them.
+KEPT = {
+    "fp8 NaN": _NAN_CODES,
+    "fp8 -NaN": _NAN_CODES,
+    "fp8 channel NaN": _NAN_CODES,
+    "mxfp8 NaN": _NAN_CODES,
+    "fp8 no blocks": f"is F32 [3, 0]; needed is 2 {_GROUPS} 128",
+    "fp8 scale NaN": f"scales are {_LARGE}",
+    "fp8 scale inf": f"factors of the rows are {_LARGE}",
+    "fp8 scale large": f"factors of the rows are {_LARGE}",
+    "mxfp8 scale NaN": f"scales are {_LARGE}",
+    "mxfp8 scale large": f"scales are {_LARGE}",
+    "mxfp4 scale NaN": f"scales are {_LARGE}",
+    "nvfp4 scale NaN": "scales are negative or NaN in places",
+    "nvfp4 global NaN": f"factors of the rows are {_LARGE}",
+    "nvfp4 global large": f"factors of the rows are {_LARGE}",
+    "rawint4 scale NaN": f"scales are {_LARGE}",
+    "rawint4 groups": f"is F16 [384, 7]; needed is 8 {_GROUPS} 32",
+    "rawint4 no groups": f"needed is 8 {_GROUPS} 32",
+    "gptq groups": "is F16 [7, 384]; needed is 8 in dimension 0: this layer was made for groups of 32",
+    "awq groups": "is F16 [7, 384]; needed is 8 in dimension 0: this layer was made for groups of 32",
+    "awq scale inf": f"scales are {_LARGE}",
+}
+
+
+KEPT_TENSORS = {"nvfp4 global large": "weight_scale_2"}
+
+
+@pytest.mark.parametrize(
+    ("case", "keep"),
+    [(case, keep) for case in CASES for keep in (False, True) if not (keep and case.startswith("gptq g_idx"))],
+)
+def test_the_tensor_and_what_is_needed_are_named(case, keep, tmp_path):
     encode, changes, suffix, message = CASES[case]
+    if keep:
+        suffix, message = KEPT_TENSORS.get(case, suffix), KEPT.get(case, message)
     with pytest.raises(ValueError, match=re.escape(f"model.safetensors: tensor '{STEM}.{suffix}'")) as caught:
-        load_changed(tmp_path, encode, changes)
+        load_changed(tmp_path, encode, changes, keep=keep)
     assert message in str(caught.value)
 
 

@@ -23,7 +23,7 @@ CASES = {
     "fp8_block_bf16_scales": (partial(made.fp8_block, dtype="BF16"), "FP8 block", RAGGED),
     "fp8_block_f16_scales": (partial(made.fp8_block, dtype="F16"), "FP8 block", RAGGED),
     "fp8_block_64x32": (partial(made.fp8_block, block=(64, 32)), "FP8 block", ODD),
-    "fp8_block_as_weight_scale": (partial(made.fp8_block, suffix="weight_scale"), "FP8 per channel", ODD),
+    "fp8_block_as_weight_scale": (partial(made.fp8_block, suffix="weight_scale"), "FP8 block", ODD),
     "fp8_channel": (made.fp8_channel, "FP8 per channel", ODD),
     "fp8_channel_column": (partial(made.fp8_channel, ndim=2, dtype="BF16"), "FP8 per channel", ODD),
     "fp8_channel_f16": (partial(made.fp8_channel, dtype="F16"), "FP8 per channel", RAGGED),

@@ -10,6 +10,7 @@ from weight_files import checkpoint_tensors, decoded, originals, same, write_saf
 from wrapper_cases import assert_right, batch, make, tensors
 
 from kt_kernel import _core
+from kt_kernel.methods import GROUP_SIZES, format_of
 from kt_kernel.weights import MissingTensorError, find_method, load_layer, model_config, save_layer
 
 SHAPE = Shape(experts=3, top_k=2, hidden=64, intermediate=160)
@@ -34,15 +35,15 @@ def plain(beside: bool = False) -> dict[str, np.ndarray]:
     return {name: array.transpose(0, 2, 1).copy() for name, array in matrices.items()} | bias_tensors()
 
 
-def mxfp4(rng: np.random.Generator) -> tuple[dict[str, np.ndarray], list]:
-    """Random codes and scales of all sizes that bf16 holds, and what they mean, element by element."""
+def mxfp4(rng: np.random.Generator, most: int = 252) -> tuple[dict[str, np.ndarray], list]:
+    """Random codes, scales of all sizes that bf16 holds (kept: below 217), and what they mean, element by element."""
     found, meaning = bias_tensors(), []
     for name, rows, depth in (
         ("gate_up_proj", 2 * SHAPE.intermediate, SHAPE.hidden),
         ("down_proj", SHAPE.hidden, SHAPE.intermediate),
     ):
         blocks = rng.integers(0, 256, (SHAPE.experts, rows, depth // 32, 16), np.uint8)
-        scales = rng.integers(2, 252, blocks.shape[:3], np.uint8)
+        scales = rng.integers(2, most, blocks.shape[:3], np.uint8)
         found |= {f"{BASE}.{name}_blocks": blocks, f"{BASE}.{name}_scales": scales}
         values = np.empty((SHAPE.experts, rows, depth))
         for k in range(depth):
@@ -61,10 +62,11 @@ def write(folder, found: dict[str, np.ndarray], **config):
     return folder
 
 
-def layer(biases: bool = True, threads: tuple[int, ...] = (1,)) -> "_core.MoELayer":
+def layer(biases: bool = True, threads: tuple[int, ...] = (1,), method: str = "BF16") -> "_core.MoELayer":
     return _core.MoELayer(
         shared_pool(threads),
-        format="bf16",
+        format=format_of(method),
+        group_size=GROUP_SIZES.get(method, 0),
         num_experts=SHAPE.experts,
         top_k=SHAPE.top_k,
         hidden_size=SHAPE.hidden,
@@ -75,11 +77,12 @@ def layer(biases: bool = True, threads: tuple[int, ...] = (1,)) -> "_core.MoELay
 
 
 @pytest.mark.parametrize("threads", [(1,), (1, 1)])
-def test_mxfp4_is_decoded_exactly(threads, tmp_path):
-    found, meaning = mxfp4(np.random.default_rng(0))
+@pytest.mark.parametrize("method", ["BF16", "MXFP4"])
+def test_mxfp4_is_decoded_or_kept_exactly(method, threads, tmp_path):
+    found, meaning = mxfp4(np.random.default_rng(0), 252 if method == "BF16" else 217)
     for path in (write(tmp_path, found), tmp_path / "model.safetensors"):
-        made = layer(threads=threads)
-        load_layer(made, "BF16", path, 7)
+        made = layer(threads=threads, method=method)
+        load_layer(made, method, path, 7)
         assert made.loaded_experts == SHAPE.experts
         assert same(decoded(made), meaning)
 
@@ -124,8 +127,7 @@ def test_arguments_overrule_what_is_there(tmp_path):
 
 def test_methods(tmp_path):
     assert find_method(write(tmp_path / "plain", plain()), 7, 64, 160) == "BF16"
-    with pytest.raises(ValueError, match=r"gate_up_proj_blocks' in MXFP4, which no method keeps as it is"):
-        find_method(write(tmp_path / "mxfp4", mxfp4(np.random.default_rng(0))[0]), 7, 64, 160)
+    assert find_method(write(tmp_path / "mxfp4", mxfp4(np.random.default_rng(0))[0]), 7, 64, 160) == "MXFP4"
 
 
 def test_experts_with_biases_are_not_converted(tmp_path):

@@ -16,7 +16,7 @@ SHAPE = Shape(experts=12, top_k=2, hidden=2048, intermediate=2048)  # 302 MB of 
 MEASURE = """
 import sys
 from kt_kernel import _core
-from kt_kernel.weights import load_layer
+from kt_kernel.weights import choose_format, load_layer
 
 def resident():
     with open("/proc/self/smaps_rollup") as file:
@@ -30,8 +30,9 @@ method, weight_format, path, experts, hidden, intermediate = sys.argv[1:]
 sizes = {"num_experts": int(experts), "hidden_size": int(hidden), "intermediate_size": int(intermediate)}
 small = {"num_experts": 1, "hidden_size": 64, "intermediate_size": 64}
 pool = _core.Pool([2])
-warm = _core.MoELayer(pool, format=weight_format, top_k=2, max_tokens=8, **small)
-layer = _core.MoELayer(pool, format=weight_format, top_k=2, max_tokens=8, **sizes)
+group = choose_format(method, path, 0, int(hidden), int(intermediate)).group
+warm = _core.MoELayer(pool, format=weight_format, top_k=2, max_tokens=8, group_size=group, **small)
+layer = _core.MoELayer(pool, format=weight_format, top_k=2, max_tokens=8, group_size=group, **sizes)
 before = resident()
 load_layer(layer, method, path, 0)
 print(resident() - before, peak() - before, layer.packed_bytes_per_expert * int(experts))

@@ -276,6 +276,12 @@ def test_a_header_that_is_no_object(text, kept):
         assert not read(kept, kept.file)
 
 
+@pytest.mark.parametrize("rows", [None, [], [[1, 1, 1]] * 3, [[1, 1]] * 4, [[1, 0, 1]] * 4, [[1, True, 1]] * 4])
+def test_a_wrong_list_of_rows_that_share_a_scale(rows, kept):
+    with says(kept, json.dumps(json.loads(head_of(kept)[32:]) | {"scale_rows": rows}).encode()):
+        assert not read(kept, kept.file)
+
+
 @pytest.mark.parametrize("experts", [[], [0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4], [0, 1, 2, -1], [False, True, 2, 3]])
 def test_a_wrong_list_of_experts(experts, kept):
     with says(kept, json.dumps(json.loads(head_of(kept)[32:]) | {"experts": experts}).encode()):

@@ -1,6 +1,5 @@
 """method="auto": what a folder holds decides."""
 
-import encoded_weights
 import numpy as np
 import pytest
 from layer_reference import Shape
@@ -95,12 +94,6 @@ def test_weights_that_no_method_reads(tmp_path):
     blob = {"blk.7.ffn_gate_exps.0.numa.0.weight": np.zeros(100, np.int8)}
     write_safetensors(path, blob)
     refused(tmp_path, "has 100 bytes, which is neither int8 nor int4")
-
-
-def test_an_encoding_that_no_method_keeps_needs_a_choice(tmp_path):
-    tensors, dtypes, _ = encoded_weights.make_layer_tensors(encoded_weights.fp8_block, SHAPE)
-    write_safetensors(tmp_path / "model.safetensors", tensors, dtypes=dtypes)
-    refused(tmp_path, r"gate_proj\.weight' in FP8 block, which no method keeps as it is: choose method='BF16'")
 
 
 def test_a_converted_file_of_another_kind(tmp_path):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import checkpoint_codes
 import numpy as np
 from layer_reference import Shape, Weights, random_expert, shared_pool
 
@@ -41,7 +42,9 @@ def write_safetensors(
     return path
 
 
-def make_layer(shape: Shape, weight_format: str, threads: tuple[int, ...] = (1,)) -> "_core.MoELayer":
+def make_layer(
+    shape: Shape, weight_format: str, threads: tuple[int, ...] = (1,), group: int | None = None
+) -> "_core.MoELayer":
     return _core.MoELayer(
         shared_pool(threads),
         format=weight_format,
@@ -50,6 +53,7 @@ def make_layer(shape: Shape, weight_format: str, threads: tuple[int, ...] = (1,)
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
         max_tokens=8,
+        group_size=checkpoint_codes.group_size(weight_format) if group is None else group,
     )
 
 

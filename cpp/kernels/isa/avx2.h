@@ -53,6 +53,20 @@ struct Avx2 {
   static Int shift_right_16(Int a) {
     return _mm256_srli_epi16(a, S);
   }
+  template <int S>
+  static Int shift_left_16(Int a) {
+    return _mm256_slli_epi16(a, S);
+  }
+  // Copies of the sign come in from the left.
+  template <int S>
+  static Int shift_right_s16(Int a) {
+    return _mm256_srai_epi16(a, S);
+  }
+  // 16 bytes as a table, and what it holds at each byte of `index`, 0..15.
+  static Int table16(const void* p) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  static Int look_up(Int table, Int index) { return _mm256_shuffle_epi8(table, index); }
   static Int add_8(Int a, Int b) { return _mm256_add_epi8(a, b); }
   static Int add_16(Int a, Int b) { return _mm256_add_epi16(a, b); }
   static Int add_32(Int a, Int b) { return _mm256_add_epi32(a, b); }
@@ -75,6 +89,32 @@ struct Avx2 {
   static F32 load_bf16(const uint16_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  }
+  static F32 load_f16(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  // Bytes as 32-bit lanes.
+  static Int load_u8(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  // The words of the lower and of the upper half of a vector, which are f16.
+  static F32 f16_low(Int a) { return _mm256_cvtph_ps(_mm256_castsi256_si128(a)); }
+  static F32 f16_high(Int a) { return _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)); }
+  // Two floats over and over.
+  static F32 broadcast_pair(const float* p) {
+    return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(p)));
+  }
+  // The lanes 0 2 4 .. and 1 3 5 .. of a and then b.
+  static F32 even_lanes(F32 a, F32 b) {
+    const __m256 mixed = _mm256_shuffle_ps(a, b, 0x88);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));
+  }
+  static F32 odd_lanes(F32 a, F32 b) {
+    const __m256 mixed = _mm256_shuffle_ps(a, b, 0xdd);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));
+  }
+  static F32 sum_of_pairs(F32 a, F32 b) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_hadd_ps(a, b)), 0xd8));
   }
   static void store_bf16(uint16_t* p, F32 a) {
     const __m256i x = _mm256_castps_si256(a);

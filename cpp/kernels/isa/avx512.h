@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace kt {
 namespace {
@@ -47,6 +48,18 @@ struct Avx512 {
   static Int shift_right_16(Int a) {
     return _mm512_srli_epi16(a, S);
   }
+  template <int S>
+  static Int shift_left_16(Int a) {
+    return _mm512_slli_epi16(a, S);
+  }
+  // Copies of the sign come in from the left.
+  template <int S>
+  static Int shift_right_s16(Int a) {
+    return _mm512_srai_epi16(a, S);
+  }
+  // 16 bytes as a table, and what it holds at each byte of `index`, 0..15.
+  static Int table16(const void* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+  static Int look_up(Int table, Int index) { return _mm512_shuffle_epi8(table, index); }
   static Int add_8(Int a, Int b) { return _mm512_add_epi8(a, b); }
   static Int add_16(Int a, Int b) { return _mm512_add_epi16(a, b); }
   static Int add_32(Int a, Int b) { return _mm512_add_epi32(a, b); }
@@ -61,6 +74,16 @@ struct Avx512 {
   static Int dot_u8s8(Int acc, Int u, Int s) { return _mm512_dpbusd_epi32(acc, u, s); }
 #endif
 #ifdef __AVX512BF16__
+  // 128 bytes as a table, and what it holds at the low seven bits of each byte of `index`.
+  struct Table128 {
+    Int low, high;
+  };
+  static Table128 table128(const void* p) { return {load(p), load(static_cast<const uint8_t*>(p) + 64)}; }
+  static Int look_up(const Table128& table, Int index) {
+    return _mm512_permutex2var_epi8(table.low, index, table.high);
+  }
+  // The lanes of a and then b as bf16, to nearest even; denormals become 0.
+  static Int narrow_bf16(F32 a, F32 b) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)); }
   static F32 dot_bf16(F32 acc, Int a, Int b) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
@@ -73,6 +96,39 @@ struct Avx512 {
   static F32 load_bf16(const uint16_t* p) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+  }
+  static F32 load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  // Bytes as 32-bit lanes.
+  static Int load_u8(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  // The words of the lower and of the upper half of a vector, which are f16.
+  static F32 f16_low(Int a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
+  static F32 f16_high(Int a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
+  // Two floats over and over.
+  static F32 broadcast_pair(const float* p) {
+    double both;
+    std::memcpy(&both, p, 8);
+    return _mm512_castpd_ps(_mm512_set1_pd(both));
+  }
+  // The lanes 0 2 4 .. and 1 3 5 .. of a and then b.
+  static F32 even_lanes(F32 a, F32 b) {
+    const __m512i index = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(a, index, b);
+  }
+  static F32 odd_lanes(F32 a, F32 b) {
+    const __m512i index = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return _mm512_permutex2var_ps(a, index, b);
+  }
+  static F32 sum_of_pairs(F32 a, F32 b) { return add(even_lanes(a, b), odd_lanes(a, b)); }
+  // Each lane of the lower or of the upper half twice.
+  static F32 twice_low(F32 a) {
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), a);
+  }
+  static F32 twice_high(F32 a) {
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15), a);
   }
   // Not vcvtneps2bf16: it flushes denormals, and every ISA gives the same bits here.
   static void store_bf16(uint16_t* p, F32 a) {

@@ -116,6 +116,35 @@ struct EmuVec {
   static Int shift_right_16(Int a) {
     return map<uint16_t>(a, a, [](int x, int) { return x >> S; });
   }
+  template <int S>
+  static Int shift_left_16(Int a) {
+    return map<uint16_t>(a, a, [](int x, int) { return x << S; });
+  }
+  template <int S>
+  static Int shift_right_s16(Int a) {
+    return map<int16_t>(a, a, [](int x, int) { return x >> S; });
+  }
+  static Int table16(const void* p) {
+    Int r;
+    for (int i = 0; i < 4 * N; i += 16) std::memcpy(r.b + i, p, 16);
+    return r;
+  }
+  static Int look_up(Int table, Int index) {
+    for (int i = 0; i < 4 * N; ++i) index.b[i] = index.b[i] & 0x80 ? 0 : table.b[i / 16 * 16 + index.b[i] % 16];
+    return index;
+  }
+  struct Table128 {
+    uint8_t b[128];
+  };
+  static Table128 table128(const void* p) {
+    Table128 r;
+    std::memcpy(r.b, p, 128);
+    return r;
+  }
+  static Int look_up(const Table128& table, Int index) {
+    for (uint8_t& x : index.b) x = table.b[x & 127];
+    return index;
+  }
   static Int add_8(Int a, Int b) {
     return map<uint8_t>(a, b, [](int x, int y) { return x + y; });
   }
@@ -215,6 +244,63 @@ struct EmuVec {
   static F32 load_bf16(const uint16_t* p) {
     F32 r;
     for (int i = 0; i < N; ++i) r.v[i] = bf16_to_f32(p[i]);
+    return r;
+  }
+  static float from_f16(uint16_t bits) {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
+    uint32_t x = sign | ((magnitude << 13) + (112u << 23));
+    if (magnitude >= 0x7c00u)
+      x = sign | 0x7f800000u | (magnitude & 0x3ffu) << 13 | (magnitude > 0x7c00u ? 0x400000u : 0);
+    float f;
+    std::memcpy(&f, &x, 4);
+    return magnitude < 0x400u ? std::copysign(std::ldexp(static_cast<float>(magnitude), -24), f) : f;
+  }
+  static F32 load_f16(const void* p) {
+    F32 r;
+    for (int i = 0; i < N; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, static_cast<const uint8_t*>(p) + 2 * i, 2);
+      r.v[i] = from_f16(bits);
+    }
+    return r;
+  }
+  static Int load_u8(const uint8_t* p) {
+    Int r = set1_32(0);
+    for (int i = 0; i < N; ++i) r.b[4 * i] = p[i];
+    return r;
+  }
+  static F32 f16_low(Int a) { return load_f16(a.b); }
+  static F32 f16_high(Int a) { return load_f16(a.b + 2 * N); }
+  static F32 broadcast_pair(const float* p) {
+    F32 r;
+    for (int i = 0; i < N; ++i) r.v[i] = p[i % 2];
+    return r;
+  }
+  static F32 every_second(F32 a, F32 b, int from) {
+    F32 r;
+    for (int i = 0; i < N; ++i) r.v[i] = (i < N / 2 ? a : b).v[2 * (i % (N / 2)) + from];
+    return r;
+  }
+  static F32 even_lanes(F32 a, F32 b) { return every_second(a, b, 0); }
+  static F32 odd_lanes(F32 a, F32 b) { return every_second(a, b, 1); }
+  static F32 sum_of_pairs(F32 a, F32 b) { return add(even_lanes(a, b), odd_lanes(a, b)); }
+  static F32 twice_low(F32 a) {
+    F32 r;
+    for (int i = 0; i < N; ++i) r.v[i] = a.v[i / 2];
+    return r;
+  }
+  static F32 twice_high(F32 a) {
+    F32 r;
+    for (int i = 0; i < N; ++i) r.v[i] = a.v[N / 2 + i / 2];
+    return r;
+  }
+  static Int narrow_bf16(F32 a, F32 b) {
+    Int r;
+    for (int i = 0; i < 2 * N; ++i) {
+      const float f = (i < N ? a : b).v[i % N];
+      const uint16_t bits = f32_to_bf16(std::fpclassify(f) == FP_SUBNORMAL ? std::copysign(0.0f, f) : f);
+      std::memcpy(r.b + 2 * i, &bits, 2);
+    }
     return r;
   }
   static void store_bf16(uint16_t* p, F32 a) {

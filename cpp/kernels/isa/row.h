@@ -1,6 +1,8 @@
 // The traits of the row that is being compiled (definitions by cmake/isa.cmake): V, and Tiles where the row has them.
 #pragma once
 
+#include <cstddef>
+
 #if defined(KT_EMULATED)
 #include "kernels/isa/emu.h"
 #include "kernels/isa/emu_tiles.h"
@@ -34,6 +36,14 @@ using Tiles = EmuTiles;
 
 #if defined(KT_ISA_AMX) || defined(KT_ISA_EMU_AMX)
 #define KT_HAS_TILES 1
+#endif
+
+// Bytes ahead of the weights at hand that kernels for a few rows fetch: Intel gains by it, and AMD, whose best row is
+// avx512_bf16 or avx2, does not.
+#if defined(__AVX512F__) && !defined(KT_ISA_AVX512_BF16)
+constexpr size_t kFetchAhead = 2048;
+#else
+constexpr size_t kFetchAhead = 0;
 #endif
 
 }  // namespace

@@ -43,6 +43,27 @@ def expert_weights(shape: Shape, expert: int, seed: int = 0) -> tuple[np.ndarray
     )
 
 
+def encoded_weights(
+    shape: Shape, weight_format: str, expert: int, seed: int = 0
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(codes, scales) of gate, up and down as a checkpoint has them, of about the deviation of ``expert_weights``.
+
+    fp8: e4m3 [N, K], f32 scales of blocks of 128 x 128. rawint4: nibbles [N, K / 2], bf16 scales of 32 k.
+    """
+    rng = np.random.default_rng([seed, 2, expert])
+    made = []
+    for rows, depth in ((shape.intermediate, shape.hidden),) * 2 + ((shape.hidden, shape.intermediate),):
+        if weight_format == "fp8":
+            codes = rng.integers(0, 256, (rows, depth), dtype=np.uint8) & np.uint8(0xBF)  # below 2: no NaN
+            scales = np.full((-(-rows // 128), -(-depth // 128)), depth**-0.5 / 0.6, np.float32)
+        else:
+            codes = rng.integers(0, 256, (rows, depth // 2), dtype=np.uint8)
+            scales = np.full((rows, depth // 32), depth**-0.5 / 4.6, np.float32).view(np.uint32) >> 16
+            scales = scales.astype(np.uint16)
+        made.append((codes, scales))
+    return made
+
+
 def normal_bf16(rng: np.random.Generator, size: tuple[int, ...], sigma: float) -> np.ndarray:
     """Normal values as bf16 bits, from a table of quantiles: 10 times faster than drawing and rounding floats."""
     table = ((_QUANTILES * np.float32(sigma)).view(np.uint32) >> 16).astype(np.uint16)

@@ -6,16 +6,13 @@ from kt_kernel.bench.shapes import Shape
 
 # What could do a format's arithmetic, best first; the first that the variant has is its peak. AVX2 has no unit for
 # whole dot products of bytes: there integers are held against the FMA peak, and against bf16 at the same token count.
-PEAKS_OF_FORMAT = {
-    "bf16": ("tile_bf16", "dot_bf16", "fma_f32"),
-    "int8": ("tile_u8s8", "dot_u8s8", "fma_f32"),
-    "int4": ("tile_u8s8", "dot_u8s8", "fma_f32"),
-    "int4g": ("tile_u8s8", "dot_u8s8", "fma_f32"),
-}
+_FLOAT_UNITS = ("tile_bf16", "dot_bf16", "fma_f32")
+_INTEGER_UNITS = ("tile_u8s8", "dot_u8s8", "fma_f32")
 
 
 def peak_unit(weight_format: str, peaks: dict[str, float]) -> str | None:
-    return next((unit for unit in PEAKS_OF_FORMAT[weight_format] if unit in peaks), None)
+    units = _INTEGER_UNITS if weight_format in {"int8", "int4", "int4g"} else _FLOAT_UNITS
+    return next((unit for unit in units if unit in peaks), None)
 
 
 def kernel_figure(

@@ -1,8 +1,8 @@
 """The one place that knows how the extension computes a layer and measures limits."""
 
 from kt_kernel import _core
-from kt_kernel.bench.batch import Batch, expert_weights
-from kt_kernel.bench.shapes import Shape
+from kt_kernel.bench.batch import Batch, encoded_weights, expert_weights
+from kt_kernel.bench.shapes import GROUP_SIZES, Shape
 
 PEAK_UNITS = ("fma_f32", "dot_bf16", "dot_u8s8", "tile_bf16", "tile_u8s8")
 
@@ -28,7 +28,7 @@ class Layers:
     """Copies of one layer; a call takes the next one, so that all of them together are larger than the cache."""
 
     def __init__(self, pool: "_core.Pool", shape: Shape, weight_format: str, max_tokens: int, copies: int):
-        self.shape = shape
+        self.shape, self._format = shape, weight_format
         self._layers = [
             _core.MoELayer(
                 pool,
@@ -38,6 +38,7 @@ class Layers:
                 hidden_size=shape.hidden,
                 intermediate_size=shape.intermediate,
                 max_tokens=max_tokens,
+                group_size=GROUP_SIZES.get(weight_format, 0),
             )
             for _ in range(copies)
         ]
@@ -50,6 +51,13 @@ class Layers:
     def load_seeded(self) -> None:
         """The weights that a peer gets too."""
         for expert in range(self.shape.experts):
+            if self._format in GROUP_SIZES:
+                block = 128 if self._format == "fp8" else 1
+                encoded = encoded_weights(self.shape, self._format, expert)
+                matrices = [_core.EncodedMatrix(codes, scales, block_rows=block) for codes, scales in encoded]
+                for layer in self._layers:
+                    layer.load_encoded(expert, *matrices)
+                continue
             weights = expert_weights(self.shape, expert)
             for layer in self._layers:
                 layer.load_expert(expert, *weights)

@@ -16,7 +16,7 @@ from kt_kernel.bench.shapes import Shape, planned_bytes
 ROUNDS = 4
 
 # Two right answers differ by their roundings. Between two functions, or two routings, the distance is above 1.
-TOLERANCE = {"bf16": 0.02, "int8": 0.08, "int4": 0.08}
+TOLERANCE = {"bf16": 0.02, "int8": 0.08, "int4": 0.08, "fp8": 0.02, "rawint4": 0.05}
 
 # The thread count that is best here is also taken for more tokens, where one call of the peer can take a minute.
 _MOST_TOKENS_TO_CHOOSE_THREADS = 256

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kt_kernel.bench.batch import Batch, expert_weights
-from kt_kernel.bench.shapes import Shape
+from kt_kernel.bench.batch import Batch, encoded_weights, expert_weights
+from kt_kernel.bench.shapes import GROUP_SIZES, Shape
 from kt_kernel.bench.timing import sample
 
 # (class, weights as one address per expert) by format, first that the variant has.
@@ -21,9 +21,13 @@ _CLASSES = {
     "bf16": (("AMXBF16_MOE", True), ("AVX2BF16_MOE", True)),
     "int8": (("AMXInt8_MOE", False),),
     "int4": (("AMXInt4_MOE", False),),
+    "fp8": (("AMXFP8_MOE", True), ("AVX2FP8_MOE", True)),
+    "rawint4": (("AMXInt4_KGroup_MOE", True), ("AVX2RawInt4_MOE", True)),
 }
+_CODE_BITS = {"fp8": 8, "rawint4": 4}
 
-_BYTES_PER_WEIGHT = {"bf16": 2, "int8": 1, "int4": 0.5}  # it does not tell; its row scales are below 0.1%
+# It does not tell; its row and block scales are below 0.1%.
+_BYTES_PER_WEIGHT = {"bf16": 2, "int8": 1, "int4": 0.5, "fp8": 1, "rawint4": 0.5625}
 
 # Its workers spin for 50 ms after a call; nothing else may be timed before that is over.
 _SETTLE_SECONDS = 0.12
@@ -36,7 +40,7 @@ class Released:
 
     def __init__(self, module_path: str):
         self._native = _load(Path(module_path))
-        self._source: tuple[Shape, list[np.ndarray]] | None = None
+        self._source: tuple[Shape, str, list] | None = None
         self._infer = None
         self._layers: list = []
         self._keep: list = []
@@ -55,7 +59,7 @@ class Released:
         self.close()
         self._shape = Shape(**shape)
         self._infer = self._native.CPUInfer(self._pool_config(threads))
-        gate, up, down = self._source_of(self._shape)
+        source = self._source_of(self._shape, weight_format)
         identity = np.arange(self._shape.experts, dtype=np.int64)
         on_gpu = np.zeros(self._shape.experts, np.bool_)
         self._keep = [identity, on_gpu]
@@ -69,13 +73,13 @@ class Released:
             config.max_len = -(-max_tokens // _MAX_TOKENS_STEP) * _MAX_TOKENS_STEP
             config.gpu_experts_mask = on_gpu.ctypes.data
             config.physical_to_logical_map = identity.ctypes.data
-            if per_expert:
-                config.gate_projs, config.up_projs, config.down_projs = (
-                    [[expert.ctypes.data for expert in matrices]] for matrices in (gate, up, down)
-                )
+            if weight_format in GROUP_SIZES:
+                _point_to_codes(config, source, weight_format)
+            elif per_expert:
+                config.gate_projs, config.up_projs, config.down_projs = ([_addresses(experts)] for experts in source)
             else:  # quantised at load
                 config.load = config.save = False
-                config.gate_proj, config.up_proj, config.down_proj = (m.ctypes.data for m in (gate, up, down))
+                config.gate_proj, config.up_proj, config.down_proj = (experts.ctypes.data for experts in source)
             layer = make(config)
             self._run(layer.load_weights_task(identity.ctypes.data))
             self._layers.append(layer)
@@ -114,10 +118,16 @@ class Released:
         config.subpool_thread_count = [threads // count + (i < threads % count) for i in range(count)]
         return config
 
-    def _source_of(self, shape: Shape) -> list[np.ndarray]:
-        """All experts' bf16 weights; kept, because several thread counts load the same ones."""
-        if self._source is None or self._source[0] != shape:
-            self._source = None
+    def _source_of(self, shape: Shape, weight_format: str) -> list:
+        """All experts' weights, bf16 or (codes, scales); kept, because several thread counts load the same ones."""
+        kind = weight_format if weight_format in GROUP_SIZES else "bf16"
+        if self._source is not None and self._source[:2] == (shape, kind):
+            return self._source[2]
+        self._source = None
+        if kind in GROUP_SIZES:
+            experts = [encoded_weights(shape, kind, expert) for expert in range(shape.experts)]
+            self._source = (shape, kind, list(zip(*experts, strict=True)))
+        else:
             rows = (shape.experts, shape.intermediate, shape.hidden)
             arrays = [
                 np.empty(rows, np.uint16),
@@ -127,8 +137,8 @@ class Released:
             for expert in range(shape.experts):
                 for array, weights in zip(arrays, expert_weights(shape, expert), strict=True):
                     array[expert] = weights
-            self._source = (shape, arrays)
-        return self._source[1]
+            self._source = (shape, kind, arrays)
+        return self._source[2]
 
     def _batch_of(self, tokens: int) -> Batch:
         if self._batch is None or self._batch.tokens != tokens:
@@ -144,6 +154,20 @@ class Released:
     def _run(self, task) -> None:
         self._infer.submit(task)
         self._infer.sync()
+
+
+def _addresses(arrays) -> list[int]:
+    return [array.ctypes.data for array in arrays]
+
+
+def _point_to_codes(config, source: list, weight_format: str) -> None:
+    for projection, experts in zip(("gate", "up", "down"), source, strict=True):
+        codes, scales = zip(*experts, strict=True)
+        setattr(config, f"{projection}_projs", [_addresses(codes)])
+        setattr(config, f"{projection}_scales", [_addresses(scales)])
+    config.quant_config.bits = _CODE_BITS[weight_format]
+    config.quant_config.group_size = GROUP_SIZES[weight_format]
+    config.quant_config.zero_point = False
 
 
 def _load(path: Path):

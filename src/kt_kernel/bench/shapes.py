@@ -36,10 +36,14 @@ SHAPES = {
     )
 }
 
-FORMATS = ("bf16", "int8", "int4", "int4g")
+# Made from bf16 weights, and as checkpoints have them.
+QUANTISED = ("bf16", "int8", "int4", "int4g")
+GROUP_SIZES = {"fp8": 128, "fp8c": 0, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16, "rawint4": 32, "int4z": 128}
+FORMATS = (*QUANTISED, *GROUP_SIZES)
 
 # Upper bounds with scales and padding, only for planning memory; figures use what the layer reports.
 _PLANNED_BYTES_PER_WEIGHT = {"bf16": 2.1, "int8": 1.1, "int4": 0.6, "int4g": 0.7}
+_PLANNED_BYTES_PER_WEIGHT |= {name: 1.2 if "fp8" in name else 0.7 for name in GROUP_SIZES}
 
 
 def parse(text: str) -> Shape:

@@ -57,7 +57,7 @@ class CPUInfer:
 
     def submit(self, task: Task) -> None:
         """Puts a task on the queue and returns. Loading is done here, after what was submitted before."""
-        if isinstance(task, _core.ForwardTask):
+        if isinstance(task, (_core.ForwardTask, _core.WriteSlicesTask)):
             self._runtime.submit(task)
         else:
             self._runtime.wait_until_idle()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kt_kernel import _core
+from kt_kernel.slices import write_task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,6 +126,19 @@ class _Layer:
         """A forward of ``*n_tokens`` (int32) tokens: int64 ids, f32 weights, bf16 in and out, all read when it runs."""
         skip = self._config.gpu_experts_mask
         return _core.ForwardTask(self._layer, n_tokens, top_k, ids, weights, input, output, incremental, skip)
+
+    def write_weight_scale_to_buffer_task(
+        self,
+        gpu_tp_count: int,
+        expert_id: int,
+        w13_weight_ptrs: list[int],
+        w13_scale_ptrs: list[int],
+        w2_weight_ptrs: list[int],
+        w2_scale_ptrs: list[int],
+    ) -> "_core.WriteSlicesTask":
+        """As :meth:`kt_kernel.KTMoEWrapper.submit_write_weight_scale_to_buffer`, for ``CPUInfer.submit``."""
+        pointers = (w13_weight_ptrs, w13_scale_ptrs, w2_weight_ptrs, w2_scale_ptrs)
+        return write_task(self._layer, self._config.expert_num, gpu_tp_count, expert_id, *pointers)
 
     def forward(
         self, n_tokens: int, top_k: int, ids: int, weights: int, input: int, output: int, incremental: bool = False

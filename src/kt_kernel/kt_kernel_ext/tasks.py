@@ -4,4 +4,4 @@ from collections.abc import Callable
 
 from kt_kernel import _core
 
-Task = _core.ForwardTask | Callable[[], None]
+Task = _core.ForwardTask | _core.WriteSlicesTask | Callable[[], None]

@@ -1,14 +1,18 @@
-"""Experts of original checkpoints: in bf16, f16 or f32, or in one of the encodings, which are decoded to bf16."""
+"""Experts of original checkpoints: in bf16, f16 or f32, or in an encoding, which a layer keeps or gets as bf16."""
 
-from collections.abc import Iterable
-from itertools import count
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from itertools import count, product
 from typing import NamedTuple
 
 import numpy as np
 
 from kt_kernel import _core
+from kt_kernel.methods import DECODING, KEPT_FORMATS, methods_of
 from kt_kernel.weights import biases, packed, packed_mxfp4
-from kt_kernel.weights.encodings import CODES, FLOATS, SUFFIXES, find, open_parts
+from kt_kernel.weights.config import checkpoint_format_beside
+from kt_kernel.weights.encodings import CODES, FLOATS, SUFFIXES, Encoding, Parts, Target, find, name_tensor, open_parts
 from kt_kernel.weights.experts import PROJECTIONS, Sizes, count_consecutive, layers_in
 from kt_kernel.weights.floats import to_bf16
 from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
@@ -52,6 +56,8 @@ def _each(block: str, names: Iterable[str]) -> Scheme:
 def _joined(both: str, down: str) -> Scheme:
     return Scheme(both, both, down)
 
+
+_LEAST_GROUP = {"nvfp4": 16}  # else 32; groups are multiples of it
 
 _PROJ = [f"{projection}_proj" for projection in PROJECTIONS]
 _W132 = ("w1", "w3", "w2")
@@ -111,7 +117,7 @@ class CheckpointExperts:
         stem = self._name("down", 0)
         if self._mxfp4:
             return packed_mxfp4.sizes_of(self._files, stem)
-        if not self._scheme.packed and (encoding := find(self._files, stem)):
+        if not self._scheme.packed and (encoding := self._encoding(stem)):
             return Sizes(*encoding.shape(open_parts(self._files, stem, encoding)))
         name = stem if self._scheme.packed else f"{stem}.weight"
         shape = self._files.entry(name).shape
@@ -126,17 +132,62 @@ class CheckpointExperts:
     def _names(self, expert: int) -> dict[str, str]:
         return {projection: self._name(projection, expert) for projection in PROJECTIONS}
 
-    def stored_as(self) -> tuple[str, str]:
+    @cached_property
+    def _said(self) -> str | None:
+        return checkpoint_format_beside(self._files.path)
+
+    def _encoding(self, stem: str) -> Encoding | None:
+        """Of a matrix that is not packed."""
+        return find(self._files, stem, self._said)
+
+    def stored_as(self) -> tuple[str | Encoding, str]:
         """The dtype or encoding of the first expert, and the name of the tensor that says so."""
         name = self._name("gate", 0)
         if self._mxfp4:
-            return packed_mxfp4.MXFP4.name, packed_mxfp4.tensors_of(name)[0]
+            return packed_mxfp4.MXFP4, packed_mxfp4.tensors_of(name)[0]
         if not self._scheme.packed:
-            encoding = find(self._files, name)
+            encoding = self._encoding(name)
             if encoding is not None:
-                return encoding.name, f"{name}.{encoding.codes}"
+                return encoding, f"{name}.{encoding.codes}"
             name = f"{name}.{self._codes}"
         return self._files.entry(name).dtype, name
+
+    def layout_for(self, formats: Sequence[str]) -> Target | None:
+        """The first of these formats that holds the first expert as it is, with its group size; None: no such encoding.
+
+        If none holds it the first, so that a load says why.
+        """
+        stored, _ = self.stored_as()
+        if not isinstance(stored, Encoding) or formats[0] not in stored.formats:
+            return None
+        found = [(self._parts(projection, 0), self.sizes.shape(projection)) for projection in PROJECTIONS]
+        # The only group of a matrix may be larger: then another matrix tells the size.
+        group = max(encoding.group(parts, shape) for (encoding, parts), shape in found)
+        if group % _LEAST_GROUP.get(formats[0], 32):
+            return None
+        for weight_format in formats:
+            with suppress(ValueError):
+                for (encoding, parts), shape in found:
+                    encoding.native(parts, shape, Target(weight_format, group))
+                return Target(weight_format, group)
+        return Target(formats[0], group)
+
+    def _parts(self, projection: str, expert: int) -> tuple[Encoding, Parts]:
+        """A matrix that some layer keeps as it is."""
+        name = self._name(projection, expert)
+        if self._mxfp4:
+            parts = packed_mxfp4.parts(self._files, name, projection, self.sizes, self.count, expert)
+            return packed_mxfp4.MXFP4, parts
+        encoding = None if self._scheme.packed else self._encoding(name)
+        if encoding is None:
+            if not self._scheme.packed:
+                name = f"{name}.{'weight' if _has_matrix(self._files, name) else self._codes}"
+            dtype = self._files.entry(name).dtype
+            raise ValueError(
+                f"{self._files.file_of(name)}: tensor {name!r} is {dtype}, in no encoding that this layer could keep: "
+                "use method='BF16', 'AMXINT8', 'AMXINT4' or 'INT4G'"
+            )
+        return encoding, open_parts(self._files, name, encoding)
 
     def _array(self, projection: str, expert: int) -> np.ndarray:
         name = self._name(projection, expert)
@@ -144,7 +195,7 @@ class CheckpointExperts:
             return packed_mxfp4.read(self._files, name, projection, self.sizes, self.count, expert)
         if self._scheme.packed:
             return packed.read(self._files, name, FLOATS, projection, self.sizes, self.count, expert, self._layout)
-        shape, encoding = self.sizes.shape(projection), find(self._files, name)
+        shape, encoding = self.sizes.shape(projection), self._encoding(name)
         if encoding is None:
             missing = not _has_matrix(self._files, name)  # then the message names what other experts have
             return self._files.array(f"{name}.{self._codes if missing else 'weight'}", FLOATS, shape)
@@ -155,10 +206,44 @@ class CheckpointExperts:
         return [to_bf16(self._array(projection, expert), self._name(projection, expert)) for projection in PROJECTIONS]
 
     def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
-        layer.load_expert(slot, *self.matrices(expert))
+        if layer.format in KEPT_FORMATS:
+            self._load_as_it_is(layer, slot, expert)
+        else:
+            layer.load_expert(slot, *self.matrices(expert))
         if self.biases:
             order, names = self._layout.alternating, self._names(expert)
             layer.load_biases(slot, *biases.read(self._files, names, self.sizes, self.count, expert, order))
+
+    def _load_as_it_is(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
+        target = Target(layer.format, layer.group_size)
+        parts, matrices = zip(*(self._as_it_is(projection, expert, target) for projection in PROJECTIONS), strict=True)
+        try:
+            layer.load_encoded(slot, *matrices)
+        except ValueError as error:
+            raise ValueError(name_tensor(str(error), dict(zip(PROJECTIONS, parts, strict=True)))) from None
+
+    def _as_it_is(self, projection: str, expert: int, target: Target) -> "tuple[Parts, _core.EncodedMatrix]":
+        encoding, parts = self._parts(projection, expert)
+        if target.format not in encoding.formats:
+            raise ValueError(
+                f"{parts[encoding.codes].where} is in {encoding.name}, but this layer keeps {target.format} (method "
+                f"{' or '.join(methods_of(target.format))}): use method={encoding.method!r}, or {DECODING}"
+            )
+        return parts, encoding.native(parts, self.sizes.shape(projection), target)
+
+    def check(self, layer: "_core.MoELayer", experts: Iterable[int]) -> None:
+        """What headers tell about all that these experts need, before any of it is loaded."""
+        if self._scheme.packed:
+            return
+        kept, good = layer.format in KEPT_FORMATS, {}
+        for expert, projection in product(experts, PROJECTIONS):
+            name = self._name(projection, expert)
+            encoding = self._encoding(name)
+            suffixes = encoding.needed if encoding else ["weight" if _has_matrix(self._files, name) else self._codes]
+            found = encoding, *(self._files.entry(f"{name}.{suffix}")[:2] for suffix in suffixes)
+            if kept and good.get(projection) != found:
+                self._as_it_is(projection, expert, Target(layer.format, layer.group_size))
+                good[projection] = found
 
     def will_need(self, expert: int) -> None:
         stems = dict.fromkeys(self._name(projection, expert) for projection in PROJECTIONS)

@@ -71,14 +71,28 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
     )
 
 
+def _config_beside(path: Path) -> Path:
+    return (path if path.is_dir() else path.parent) / "config.json"
+
+
 def _read_beside(path: Path) -> tuple[Path, dict]:
     """config.json of the folder that weights are in, and what it says about text; nothing if it is not there."""
-    file = (path if path.is_dir() else path.parent) / "config.json"
+    file = _config_beside(path)
     return file, _text_fields(parse_json(file, file.read_bytes())) if file.exists() else {}
 
 
 def model_type_beside(path: Path) -> str | None:
     return _read_beside(path)[1].get("model_type")
+
+
+def checkpoint_format_beside(path: Path) -> str | None:
+    """What quantization_config says about how codes are stored: "gptq" or "gptq_v2"."""
+    file = _config_beside(path)
+    whole = parse_json(file, file.read_bytes()) if file.exists() else {}
+    for fields in (whole, _text_fields(whole)):
+        if isinstance(said := fields.get("quantization_config"), dict):
+            return said.get("checkpoint_format")
+    return None
 
 
 def activation_beside(path: Path) -> tuple[str, float, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from kt_kernel.methods import METHODS, method_of
 from kt_kernel.weights.canonical import file_name, stored_format, tensor_name
 from kt_kernel.weights.checkpoint import CheckpointExperts
-from kt_kernel.weights.encodings import ENCODINGS, FLOATS
+from kt_kernel.weights.encodings import FLOATS, Encoding
 from kt_kernel.weights.experts import Sizes, layers_in
 from kt_kernel.weights.released import MergedExperts, TreeExperts
 from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
@@ -63,16 +63,13 @@ def find_method(path: str | os.PathLike[str], layer_idx: int, hidden_size: int, 
 
 def _checkpoint_method(files: TensorFiles, layer_idx: int, sizes: Sizes) -> str:
     try:
-        dtype, name = CheckpointExperts(files, layer_idx, sizes).stored_as()
+        stored, name = CheckpointExperts(files, layer_idx, sizes).stored_as()
     except MissingTensorError:
         raise _unknown(_what_is_there(files, layer_idx)) from None
-    if dtype in {encoding.name for encoding in ENCODINGS}:
-        raise ValueError(
-            f"method='auto': {files.path} has {name!r} in {dtype}, which no method keeps as it is: choose "
-            "method='BF16' (exact, 2 bytes a weight), 'AMXINT8' or 'INT4G' (quantised again)"
-        )
-    if dtype not in FLOATS:
-        raise _unknown(f"{files.path} has {name!r} in {dtype}")
+    if isinstance(stored, Encoding):
+        return stored.method
+    if stored not in FLOATS:
+        raise _unknown(f"{files.path} has {name!r} in {stored}")
     return method_of("bf16")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kt_kernel import _core
-from kt_kernel.methods import format_of
+from kt_kernel.methods import KEPT_FORMATS, format_of, formats_of
 from kt_kernel.weights.canonical import CanonicalExperts, Coded
 from kt_kernel.weights.checkpoint import CheckpointExperts
 from kt_kernel.weights.detect import Kind, locate
@@ -38,8 +38,8 @@ def load_layer(
     """Loads the experts of a layer from a folder or a file.
 
     `path` holds converted weights (ours, or of kt-kernel 0.4 to 0.7), which are loaded as they are, or an original
-    checkpoint (bf16, f16, f32, or quantised in one of the encodings, which is decoded to bf16), which is quantised for
-    methods that quantise. Without a map slot p gets expert p.
+    checkpoint: bf16, f16 or f32, quantised for methods that quantise, or one of the encodings, which the methods named
+    after encodings keep as it is and others get as bf16. Without a map slot p gets expert p.
     Slots with skip[p] are left as they are. `progress(done, total)` replaces the bar that a terminal gets after a
     second. `store` is a folder that keeps the packed experts for the next load; see store.py.
     """
@@ -52,6 +52,8 @@ def load_layer(
         if kept is not None and kept.read(slots, progress):
             return
         order = sorted(slots)  # as files have them
+        if isinstance(experts, CheckpointExperts):
+            experts.check(layer, order)
         with Progress(f"layer {layer_idx}", sum(map(len, slots.values())), progress) as bar:
             for position, expert in enumerate(order):
                 if position + 1 < len(order):
@@ -85,6 +87,11 @@ def load_layer_from_tensors(
     saved differs from it a little: each node then scales its part of down by itself.
     """
     _check_format(layer, method)
+    if layer.format in KEPT_FORMATS:
+        raise ValueError(
+            f"method {method} keeps the codes of a checkpoint, which load_weights() reads; tensors need method='BF16', "
+            "'AMXINT8', 'AMXINT4' or 'INT4G'"
+        )
     experts = TensorExperts(gate, up, down, Sizes.of(layer), biases)
     _check_biases(layer, experts)
     slots = _slots(layer, experts, physical_to_logical, skip)
@@ -121,7 +128,7 @@ def save_layer(
 def _convert(pool, method, experts, folder: Path, layer_idx: int, progress: Report | None, keep) -> Path:
     """Quantises all experts into a file; keep(expert, coded) sees each of them."""
     weight_format = format_of(method)
-    if weight_format == "bf16":
+    if weight_format == "bf16" or weight_format in KEPT_FORMATS:
         raise ValueError(f"method {method} keeps weights as they are: there is nothing to convert or to save")
     if experts.biases:
         raise ValueError(
@@ -138,7 +145,7 @@ def _convert(pool, method, experts, folder: Path, layer_idx: int, progress: Repo
 
 
 def _check_format(layer: "_core.MoELayer", method: str) -> None:
-    if layer.format != format_of(method):
+    if layer.format not in formats_of(method):
         raise ValueError(f"method {method} needs a layer of {format_of(method)}; this one is {layer.format}")
 
 

@@ -2,7 +2,8 @@
 
 file      preamble | header | zeros up to a multiple of 2 MB | body, see cpp/moe/packed_file.h
 preamble  magic (8 bytes) | layout version u64 | bytes of the header u64 | BLAKE2b-64 of all this and the header
-header    JSON: what the body was made of and for (`_identity`), the logical experts in it, their checksums
+header    JSON: what the body was made of and for (`_identity`), the logical experts in it, how many rows of their
+          matrices share a scale, their checksums
 
 A file is used if its identity is exactly the one that would be written now, its experts include those wanted, and every
 checksum is right. Anything else is loaded from the source, and replaces the file. Experts are kept by logical id: the
@@ -50,6 +51,7 @@ class _DamagedError(Exception):
 class _Content(NamedTuple):
     begin: int  # of the body
     experts: list[int]
+    scale_rows: list[list[int]]  # of each expert: gate, up, down
     checksums: list[list[int]]  # of each expert, part by part
 
 
@@ -76,7 +78,7 @@ class StoredLayer:
         return {
             "made_by": f"kt-kernel {_core.__version__}",
             "format": layer.format,
-            "group": getattr(layer, "group", 0),
+            "group": layer.group_size,
             "layer": self._layer_idx,
             "shape": [self._count, layer.hidden_size, layer.intermediate_size],
             "parts": [list(part) for part in layer.packed_parts],
@@ -121,7 +123,10 @@ class StoredLayer:
             raise _DamagedError("its list of experts is wrong")
         if size != begin + self._layer.packed_bytes(len(experts)):
             raise _DamagedError(f"it has {size} bytes, not {begin + self._layer.packed_bytes(len(experts))}")
-        return _Content(begin, experts, _checksums(header, len(experts), len(self._layer.packed_parts)))
+        scale_rows = header.get("scale_rows")
+        if not _are_scale_rows(scale_rows, len(experts)):
+            raise _DamagedError("its list of rows that share a scale is wrong")
+        return _Content(begin, experts, scale_rows, _checksums(header, len(experts), len(self._layer.packed_parts)))
 
     def _fill(self, fd: int, content: _Content, slots: Slots, progress: Report | None) -> None:
         position = {expert: index for index, expert in enumerate(content.experts)}
@@ -138,6 +143,8 @@ class StoredLayer:
                     self._layer.read_packed(fd, "it", content.begin, len(content.experts), batch, sums)
                 except (OSError, ValueError) as error:
                     raise _DamagedError(str(error)) from None
+                for index, slot in batch:
+                    self._layer.set_scale_rows(slot, *content.scale_rows[index])
                 bar.advance(len(batch))
 
     def write(self, slots: Slots, progress: Report | None = None) -> None:
@@ -148,7 +155,8 @@ class StoredLayer:
             return  # something changed while it was loaded: nobody knows what was
         experts = sorted(slots)
         parts = len(self._layer.packed_parts)
-        begin = _round_up(len(self._head(experts, [0] * (len(experts) * parts))))
+        scale_rows = [self._layer.scale_rows(slots[expert][0]) for expert in experts]
+        begin = _round_up(len(self._head(experts, scale_rows, [0] * (len(experts) * parts))))
         size = begin + self._layer.packed_bytes(len(experts))
         label = f"layer {self._layer_idx} to the store"
         try:
@@ -160,15 +168,15 @@ class StoredLayer:
                 for batch in self._batches([(index, slots[expert][0]) for index, expert in enumerate(experts)]):
                     checksums += self._layer.write_packed(file.fd, self._shown, begin, len(experts), batch)
                     bar.advance(len(batch))
-                file.write_at(0, self._head(experts, checksums))
+                file.write_at(0, self._head(experts, scale_rows, checksums))
         except OSError as error:
             if error.errno != errno.EBUSY:  # then another process keeps the same
                 _warn(f"{os.path.dirname(self._shown)}: {error.strerror or error}. The next start has to pack again")
 
-    def _head(self, experts: list[int], checksums: list[int]) -> bytes:
+    def _head(self, experts: list[int], scale_rows: list[tuple[int, ...]], checksums: list[int]) -> bytes:
         """Its length does not depend on the values of the checksums."""
         sums = b"".join(checksum.to_bytes(8, "little") for checksum in checksums).hex()
-        fields = {**self._identity, "experts": experts, "checksums": sums}
+        fields = {**self._identity, "experts": experts, "scale_rows": scale_rows, "checksums": sums}
         header = json.dumps(fields, separators=(",", ":")).encode()
         start = _MAGIC + LAYOUT_VERSION.to_bytes(8, "little") + len(header).to_bytes(8, "little")
         return start + _digest(start, header) + header
@@ -215,6 +223,16 @@ def _are_experts(experts: object, count: int) -> bool:
         isinstance(experts, list)
         and all(type(expert) is int and 0 <= expert < count for expert in experts)
         and 0 < len(experts) == len(set(experts))
+    )
+
+
+def _are_scale_rows(rows: object, experts: int) -> bool:
+    return (
+        isinstance(rows, list)
+        and len(rows) == experts
+        and all(
+            isinstance(of, list) and len(of) == 3 and all(type(n) is int and 0 < n < 1 << 31 for n in of) for of in rows
+        )
     )
 
 

@@ -177,6 +177,7 @@ class TensorFiles:
     def __init__(self, path: Path):
         self.path = path
         self._maps: dict[Path, MappedFile] = {}
+        self._headers: dict[Path, Header] = {}
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; weights are a folder of *.safetensors, or one such file")
         if path.is_dir() and (path / INDEX).exists():
@@ -214,11 +215,14 @@ class TensorFiles:
 
     def entry(self, name: str) -> Entry:
         file = self.file_of(name)
-        if not file.exists():
-            raise FileNotFoundError(
-                f"{file} is missing; {INDEX} says that it holds {name!r}. Download the model again, it is incomplete"
-            )
-        tensors = read_header(file).tensors
+        if file not in self._headers:
+            if not file.exists():
+                raise FileNotFoundError(
+                    f"{file} is missing; {INDEX} says that it holds {name!r}. Download the model again, it is "
+                    "incomplete"
+                )
+            self._headers[file] = read_header(file)
+        tensors = self._headers[file].tensors
         if name not in tensors:
             raise MissingTensorError(f"{file} has no tensor {name!r}, though {INDEX} says so; download both again")
         return tensors[name]

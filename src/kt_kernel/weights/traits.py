@@ -5,9 +5,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from kt_kernel.weights.checkpoint import has_biases
+from kt_kernel.methods import GROUP_SIZES, format_of, formats_of
+from kt_kernel.weights.checkpoint import CheckpointExperts, has_biases
 from kt_kernel.weights.config import SWIGLUOAI, SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT, activation_beside
 from kt_kernel.weights.detect import Kind, locate
+from kt_kernel.weights.encodings import Target
+from kt_kernel.weights.experts import Sizes
 
 
 class Traits(NamedTuple):
@@ -45,3 +48,21 @@ def choose_traits(
     if activation == SWIGLUOAI:
         limit, alpha = limit or SWIGLUOAI_LIMIT, alpha or SWIGLUOAI_ALPHA
     return Traits(found.biases if biases is None else bool(biases), activation, limit, alpha)
+
+
+def choose_format(
+    method: str, path: str | os.PathLike[str], layer_idx: int, hidden_size: int, intermediate_size: int
+) -> Target:
+    """Format and group size of a layer: of methods that keep codes as the first expert has them.
+
+    Where nothing can be read, or does not fit the method, they are the usual ones: a load says why.
+    """
+    if method in GROUP_SIZES and path:
+        with suppress(OSError, ValueError, KeyError):
+            kind, source = locate(Path(path), layer_idx)
+            if kind is Kind.CHECKPOINT:
+                with source:
+                    experts = CheckpointExperts(source, layer_idx, Sizes(hidden_size, intermediate_size))
+                    if (found := experts.layout_for(formats_of(method))) is not None:
+                        return found
+    return Target(format_of(method), GROUP_SIZES.get(method, 0))

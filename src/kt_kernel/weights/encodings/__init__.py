@@ -1,31 +1,44 @@
-"""Quantised matrices of checkpoints, decoded to bf16: exactly where bf16 can hold it, else rounded once.
+"""Quantised matrices of checkpoints: as a layer keeps them, or decoded to bf16, exactly or rounded once.
 
 An encoding is a row of ENCODINGS. The tensors that are there, their dtypes and, where these do not decide, their shapes
 tell which one a matrix has.
 """
 
 from kt_kernel.weights.encodings.awq import AWQ
-from kt_kernel.weights.encodings.fp8_block import FP8_BLOCK
+from kt_kernel.weights.encodings.fp8_block import FP8_BLOCK, FP8_BLOCK_SCALE
 from kt_kernel.weights.encodings.fp8_channel import FP8_CHANNEL
-from kt_kernel.weights.encodings.gptq import GPTQ
+from kt_kernel.weights.encodings.gptq import GPTQ, GPTQ_V2, VERSION_2
 from kt_kernel.weights.encodings.mxfp4 import MXFP4
 from kt_kernel.weights.encodings.mxfp8 import MXFP8
+from kt_kernel.weights.encodings.native import Target, name_tensor
 from kt_kernel.weights.encodings.nvfp4 import NVFP4
 from kt_kernel.weights.encodings.rawint4 import RAWINT4
 from kt_kernel.weights.encodings.stored import FLOATS, Encoding, Parts, Stored
 from kt_kernel.weights.tensor_files import Entry, TensorFiles
 
-ENCODINGS = (NVFP4, MXFP4, MXFP8, FP8_BLOCK, FP8_CHANNEL, RAWINT4, AWQ, GPTQ)
+ENCODINGS = (NVFP4, MXFP4, MXFP8, FP8_BLOCK, FP8_BLOCK_SCALE, FP8_CHANNEL, RAWINT4, AWQ, GPTQ)
 
 # Suffixes of tensors that hold codes, and of all tensors that some encoding looks at.
 CODES = tuple(dict.fromkeys(["weight", *(encoding.codes for encoding in ENCODINGS)]))
 SUFFIXES = tuple(dict.fromkeys(name for row in ENCODINGS for name in (*row.needed, *row.optional, *row.refused)))
 
-__all__ = ["CODES", "ENCODINGS", "FLOATS", "SUFFIXES", "Encoding", "Parts", "Stored", "find", "open_parts"]
+__all__ = [
+    "CODES",
+    "ENCODINGS",
+    "FLOATS",
+    "SUFFIXES",
+    "Encoding",
+    "Parts",
+    "Stored",
+    "Target",
+    "find",
+    "name_tensor",
+    "open_parts",
+]
 
 
-def find(files: TensorFiles, stem: str) -> Encoding | None:
-    """How the matrix `stem` is encoded; None if it is plain, or not there."""
+def find(files: TensorFiles, stem: str, said: str | None = None) -> Encoding | None:
+    """How the matrix `stem` is encoded; None if it is plain, or not there. `said`: checkpoint_format of config.json."""
     entries = {name: files.entry(f"{stem}.{name}") for name in SUFFIXES if f"{stem}.{name}" in files}
     codes = next((name for name in CODES if name in entries), None)
     if codes is None or (codes == "weight" and _plain(entries)):
@@ -38,7 +51,7 @@ def find(files: TensorFiles, stem: str) -> Encoding | None:
                         f"{files.file_of(f'{stem}.{name}')}: tensor {f'{stem}.{name}'!r} is there; needed is "
                         f"{encoding.name} without it, which is all that is decoded"
                     )
-            return encoding
+            return GPTQ_V2 if encoding is GPTQ and said == VERSION_2 else encoding
     raise _unknown(files, stem, codes, entries)
 
 

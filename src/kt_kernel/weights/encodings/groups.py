@@ -21,6 +21,11 @@ def block_size(length: int, count: int, stored: Stored, axis: int) -> int:
     return size
 
 
+def shared_size(length: int, count: int, size: int) -> int:
+    """The size of a group, or of one that is the only one, the least power of two that holds it."""
+    return size if count > 1 else 1 << max(5, (length - 1).bit_length())
+
+
 def group_size(length: int, count: int, stored: Stored, axis: int) -> int:
     """Groups divide the length, or are a power of two and the last one ragged: one of these may explain the count."""
     sizes = {length // count} if count and length % count == 0 else set()

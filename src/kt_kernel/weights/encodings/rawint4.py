@@ -6,9 +6,10 @@ low nibble; weight_scale [N, groups] in bf16, f16 or f32; weight_shape, if there
 
 import numpy as np
 
-from kt_kernel.weights.encodings.groups import group_size
+from kt_kernel.weights.encodings.groups import group_size, shared_size
 from kt_kernel.weights.encodings.integers import LARGEST, decode_groups, unpacked
-from kt_kernel.weights.encodings.stored import FLOATS, Encoding, Parts, Shape, float_scales
+from kt_kernel.weights.encodings.native import Target, check_groups, int4_matrix, int4_scales
+from kt_kernel.weights.encodings.stored import FLOATS, Encoding, Parts, Shape, Stored, float_scales
 
 ZERO = 8
 
@@ -25,7 +26,7 @@ def shape(parts: Parts) -> Shape:
     return rows, columns * 2 * packed.array.itemsize
 
 
-def decode(parts: Parts, shape: Shape) -> np.ndarray:
+def _check(parts: Parts, shape: Shape) -> tuple[Stored, Stored]:
     packed, scale = parts["weight_packed"], parts["weight_scale"]
     rows, columns = shape
     if "weight_shape" in parts:
@@ -36,6 +37,12 @@ def decode(parts: Parts, shape: Shape) -> np.ndarray:
     packed.check_shape((rows, -(-columns // (2 * packed.array.itemsize))))
     if scale.array.ndim != 2 or scale.array.shape[0] != rows:
         raise scale.wrong(f"[{rows}, groups of the {columns} columns]")
+    return packed, scale
+
+
+def decode(parts: Parts, shape: Shape) -> np.ndarray:
+    packed, scale = _check(parts, shape)
+    columns = shape[1]
     group = group_size(columns, scale.array.shape[1], scale, 1)
     data = packed.array.view(np.uint8)
     return decode_groups(
@@ -43,11 +50,28 @@ def decode(parts: Parts, shape: Shape) -> np.ndarray:
     )
 
 
+def native(parts: Parts, shape: Shape, target: Target):
+    packed, scale = _check(parts, shape)
+    check_groups(scale, shape[1], 1, target)
+    codes = packed.array.view(np.uint8)[:, : (shape[1] + 1) // 2]
+    return int4_matrix(codes, int4_scales(scale, target), None, scale, target)
+
+
+def group(parts: Parts, shape: Shape) -> int:
+    _, scale = _check(parts, shape)
+    count = scale.array.shape[1]
+    return shared_size(shape[1], count, group_size(shape[1], count, scale, 1))
+
+
 RAWINT4 = Encoding(
     "RAWINT4",
+    "RAWINT4",
+    ("rawint4", "int4z"),
     {"weight_packed": ("I32", "U8"), "weight_scale": FLOATS},
     shape,
     decode,
+    native,
+    group,
     optional={"weight_shape": ("I64", "I32")},
     refused=("weight_zero_point", "weight_g_idx", "weight_global_scale"),
 )

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from kt_kernel.weights.encodings.small_floats import E4M3, E4M3_NAN, E8M0, E8M0_NAN
 from kt_kernel.weights.floats import BF16_LIMIT, to_f32
+
+if TYPE_CHECKING:
+    from kt_kernel import _core
+    from kt_kernel.weights.encodings.native import Target
 
 _CHUNK = 1 << 18  # codes looked at at a time
 FLOATS = ("BF16", "F16", "F32")
@@ -35,9 +39,15 @@ class Encoding:
     """A matrix [N, K] in several tensors: suffixes of its name, with the dtypes that they may have."""
 
     name: str
+    method: str  # that keeps it as it is
+    formats: tuple[str, ...]  # of layers that keep it, the usual one first
     needed: dict[str, tuple[str, ...]]  # the codes come first
     shape: Callable[[Parts], Shape]  # of the matrix, as far as the codes tell it
     decode: Callable[[Parts, Shape], np.ndarray]  # bf16 bits
+    native: "Callable[[Parts, Shape, Target], _core.EncodedMatrix]"
+    group: Callable[
+        [Parts, Shape], int
+    ]  # weights of a row that share a scale; 0: no groups; a single one may be larger
     optional: dict[str, tuple[str, ...]] = field(default_factory=dict)
     refused: tuple[str, ...] = ()  # tensors that change the meaning in a way that is not decoded here
     fits: Callable[[dict[str, tuple[int, ...]]], bool] = lambda _: True  # shapes, where dtypes do not decide
