@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings/codes.h"
 #include "bindings/status.h"
@@ -102,8 +103,21 @@ kt::GroupedMatrix matrix_of(const std::string& name, const EncodedMatrix& in, co
   return m;
 }
 
+using Columns = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+const int32_t* columns_of(const Columns& columns, int hidden) {
+  std::vector<uint8_t> seen(static_cast<size_t>(hidden));
+  bool once = columns.shape(0) == seen.size();
+  for (size_t i = 0; once && i < seen.size(); ++i) {
+    const int32_t column = columns.data()[i];
+    once = column >= 0 && column < hidden && !seen[static_cast<size_t>(column)]++;
+  }
+  if (!once) throw nb::value_error(("columns must hold each of 0.." + std::to_string(hidden - 1) + " once").c_str());
+  return columns.data();
+}
+
 void load_encoded(kt::Layer& layer, int expert, const EncodedMatrix& gate, const EncodedMatrix& up,
-                  const EncodedMatrix& down) {
+                  const EncodedMatrix& down, const std::optional<Columns>& columns) {
   const kt::LayerConfig& config = layer.config();
   if (!kt::grouped_kind(config.format)) {
     throw nb::value_error(
@@ -112,7 +126,8 @@ void load_encoded(kt::Layer& layer, int expert, const EncodedMatrix& gate, const
   }
   const size_t H = config.hidden, I = config.intermediate;
   const kt::GroupedExpert weights{matrix_of("gate", gate, config, I, H), matrix_of("up", up, config, I, H),
-                                  matrix_of("down", down, config, H, I)};
+                                  matrix_of("down", down, config, H, I),
+                                  columns ? columns_of(*columns, config.hidden) : nullptr};
   raise_of([&] { return layer.load_grouped(expert, weights); });
 }
 
@@ -133,7 +148,10 @@ void bind_grouped(nb::module_& m, nb::class_<kt::Layer>& layer) {
           "codes"_a, "scales"_a = nb::none(), "zeros"_a = nb::none(), "rows"_a = nb::none(), nb::kw_only(),
           "block_rows"_a = 1, "order"_a = "rows");
   layer
-      .def("load_encoded", &load_encoded, "expert"_a, "gate"_a, "up"_a, "down"_a,
-           "Packs one expert from the codes and scales of a checkpoint, which are kept as they are.")
+      .def("load_encoded", &load_encoded, "expert"_a, "gate"_a, "up"_a, "down"_a, "columns"_a = nb::none(),
+           "Packs one expert from the codes and scales of a checkpoint, which are kept as they are. Column j of gate "
+           "and "
+           "up is for column columns[j] of the input.")
+      .def_prop_ro("has_columns", &kt::Layer::has_columns)
       .def_prop_ro("group_size", [](const kt::Layer& l) { return l.config().group; });
 }

@@ -112,12 +112,25 @@ struct ForwardPass {
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.rows = plan.tokens() + row;
         g.m = std::min(plan.end(slot) - row, isa.max_rows);
+        order_columns(layer.columns_[plan.expert(slot)], thread, &g);
         kernels.gemm(g);
         uint16_t* out = h + row * pitch + static_cast<size_t>(first) * kPanelRows;
         isa.swiglu(g.c, bias, g.m, count, layer.config_.activation, out, pitch);
         if (first + count == pairs) clear_padding(h + row * pitch, g.m, pitch, s.size);
       }
     }
+  }
+
+  // The rows of a call in the order of an expert's columns, if it has one.
+  void order_columns(const std::vector<int32_t>& columns, Workspace::Thread& thread, GemmArgs* g) const {
+    if (columns.empty()) return;
+    uint16_t* out = reinterpret_cast<uint16_t*>(thread.rows.data());
+    for (int i = 0; i < g->m; ++i, out += hidden) {
+      const uint16_t* row = args.input + static_cast<size_t>(g->rows[i]) * hidden;
+      for (int j = 0; j < hidden; ++j) out[j] = row[columns[j]];
+    }
+    g->rows = nullptr;
+    g->acts.data = thread.rows.data();
   }
 
   // Columns between the last panel and the padded depth are read by tile kernels, times zero weights.

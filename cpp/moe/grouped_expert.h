@@ -30,6 +30,8 @@ struct GroupedMatrix {
 
 struct GroupedExpert {
   GroupedMatrix gate, up, down;
+  // Column j of gate and up is for column columns[j] of the input; null: they come in order.
+  const int32_t* columns = nullptr;
 };
 
 // What can be wrong with a matrix: codes or scales that mean NaN, scales beyond kScaleLimit, scales below 0 where the

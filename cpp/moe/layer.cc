@@ -84,6 +84,7 @@ Layer::Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const La
       isa_(isa),
       config_(config),
       chunk_tokens_(std::min(config.max_tokens, kChunkTokens)),
+      columns_(config.num_experts),
       mask_(config.num_experts, 0),
       loaded_(config.num_experts, 0),
       parts_(config.num_experts, 0),
@@ -201,6 +202,7 @@ WorkspaceNeeds Layer::needs() const {
   const int depth = std::max(config_.hidden, widest);
   n.scratch_bytes = isa_->gemm_scratch_bytes(depth, isa_->max_panels);
   n.c_bytes = static_cast<size_t>(round_up(isa_->max_rows, kRowUnit)) * isa_->max_panels * kPanelRows * 4;
+  if (has_columns()) n.rows_bytes = static_cast<size_t>(round_up(isa_->max_rows, kRowUnit)) * config_.hidden * 2;
   n.sum_bytes = static_cast<size_t>(chunk_tokens_) * down_panels_max(*isa_) * kPanelRows * 4;
   return n;
 }
@@ -335,8 +337,15 @@ Status Layer::decode_expert(int expert, float* gate, float* up, float* down) con
     for (int p = 0; p < 2 * panel_count(shard.size); ++p) {
       decode_panel(format(), shard.expert(expert) + p * panel_bytes(format(), H), H, H, rows.data());
       const int row = p / 2 * kPanelRows, count = std::min(kPanelRows, shard.size - row);
-      std::copy_n(rows.data(), static_cast<size_t>(count) * H,
-                  (p % 2 ? up : gate) + static_cast<size_t>(shard.begin + row) * H);
+      float* to = (p % 2 ? up : gate) + static_cast<size_t>(shard.begin + row) * H;
+      const std::vector<int32_t>& columns = columns_[expert];
+      if (columns.empty()) {
+        std::copy_n(rows.data(), static_cast<size_t>(count) * H, to);
+        continue;
+      }
+      for (int r = 0; r < count; ++r) {
+        for (int j = 0; j < H; ++j) to[static_cast<size_t>(r) * H + columns[j]] = rows[static_cast<size_t>(r) * H + j];
+      }
     }
     for (int p = 0; p < panel_count(H); ++p) {
       const uint8_t* panel = shard.expert(expert) + shard.gate_up_bytes + p * panel_bytes(format(), shard.size);

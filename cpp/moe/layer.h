@@ -112,6 +112,8 @@ class Layer {
   const LayerConfig& config() const { return config_; }
   Pool& pool() const { return workspace_->pool(); }
   size_t expert_bytes() const;
+  // Whether an expert takes the columns of the input in an order of its own, which packed files do not hold.
+  bool has_columns() const { return has_columns_.load(std::memory_order_relaxed); }
   // Experts that were given all they need.
   int loaded_experts() const { return loaded_count_.load(std::memory_order_relaxed); }
 
@@ -170,6 +172,9 @@ class Layer {
   int panel_group_ = 0;
   int chunk_tokens_;  // tokens of one pass; longer inputs take several
   std::vector<Shard> shards_;
+  // Of each expert, see GroupedExpert::columns; empty: in order. Guarded by the workspace's mutex.
+  std::vector<std::vector<int32_t>> columns_;
+  std::atomic<bool> has_columns_{false};
   std::vector<uint8_t> mask_;
   // Of each expert; guarded by the workspace's mutex.
   std::vector<uint8_t> loaded_;

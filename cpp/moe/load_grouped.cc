@@ -86,6 +86,10 @@ Status Layer::load_grouped(int expert, const GroupedExpert& weights) {
     std::atomic<unsigned> faults;
   } context{this, expert, &weights, 0};
   KT_RETURN_IF_ERROR(workspace_->pool().usable());
+  if (weights.columns) {
+    has_columns_.store(true, std::memory_order_relaxed);
+    KT_RETURN_IF_ERROR(workspace_->ensure(needs()));
+  }
   const std::lock_guard lock(workspace_->mutex());
   unset_loaded(expert, kWeights);
   KT_RETURN_IF_ERROR(workspace_->pool().run(
@@ -107,6 +111,8 @@ Status Layer::load_grouped(int expert, const GroupedExpert& weights) {
       },
       &context));
   KT_RETURN_IF_ERROR(status_of(*grouped_kind(config_.format), context.faults.load(std::memory_order_relaxed)));
+  columns_[expert].clear();
+  if (weights.columns) columns_[expert].assign(weights.columns, weights.columns + config_.hidden);
   scale_rows_[expert] = {weights.gate.block_rows, weights.up.block_rows, weights.down.block_rows};
   set_loaded(expert);
   return Status::ok();

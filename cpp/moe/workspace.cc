@@ -57,6 +57,7 @@ Status Workspace::ensure(const WorkspaceNeeds& needs) {
       KT_RETURN_IF_ERROR(grow(threads_[global].scratch, needs.scratch_bytes, id));
       KT_RETURN_IF_ERROR(grow(threads_[global].c, needs.c_bytes, id));
       KT_RETURN_IF_ERROR(grow(threads_[global].sum, needs.sum_bytes, id));
+      KT_RETURN_IF_ERROR(grow(threads_[global].rows, needs.rows_bytes, id));
     }
   }
   return Status::ok();

@@ -42,13 +42,14 @@ struct WorkspaceNeeds {
   size_t scratch_bytes = 0;  // kernels' scratch of a worker
   size_t c_bytes = 0;        // product of a worker
   size_t sum_bytes = 0;      // output columns of a worker
+  size_t rows_bytes = 0;     // input of a worker in the order of an expert's columns
 };
 
 class Workspace {
  public:
   explicit Workspace(Pool* pool) : pool_(pool) {}
 
-  // Grows to the largest needs so far. Called when a layer is made, never in forward.
+  // Grows to the largest needs so far. Called when a layer is made or loaded, never in forward.
   Status ensure(const WorkspaceNeeds& needs);
 
   struct Node {
@@ -56,7 +57,7 @@ class Workspace {
     NumaBuffer hidden, partial;
   };
   struct Thread {
-    NumaBuffer scratch, c, sum;
+    NumaBuffer scratch, c, sum, rows;
   };
 
   Pool& pool() { return *pool_; }

@@ -141,15 +141,17 @@ def rawint4(rng, n, k, dtype="BF16", group=32, element_bytes=4, with_shape=True)
 
 
 def gptq(rng, n, k, dtype="F16", group=32, zeros="any", order="none") -> Encoded:
-    """zeros: any, symmetric, absent, "version 2", "symmetric version 2"; g_idx: none (absent), plain, or random."""
+    """zeros: any, symmetric, absent, "version 2", "symmetric version 2"; g_idx: none (absent), plain, random,
+    or shared: the same for all matrices of this depth.
+    """
     codes, groups = rng.integers(0, 16, (n, k)), -(-k // group)
     stored, scales = random_scales(rng, (groups, n), dtype)
     less = 0 if "version 2" in zeros else 1
     even = "symmetric" in zeros or zeros == "absent"
     zero = np.full((groups, n), 8) if even else rng.integers(less, 16 + less, (groups, n))
     group_of = np.arange(k) // group
-    if order == "random":
-        group_of = rng.permutation(group_of)
+    if order in {"random", "shared"}:
+        group_of = (rng if order == "random" else np.random.default_rng(k)).permutation(group_of)
     tensors = {
         "qweight": ("I32", np.ascontiguousarray(nibbles_of_rows(codes, 4).T)),
         "scales": (dtype, stored),

@@ -10,6 +10,7 @@ from layer_reference import Shape
 from weight_files import checkpoint_tensors, originals, write_safetensors
 from wrapper_cases import assert_right, batch, make, tensors
 
+from kt_kernel import _core
 from kt_kernel.methods import GROUP_SIZES, METHODS
 
 SHAPE = Shape(experts=3, top_k=2, hidden=256, intermediate=384)
@@ -90,9 +91,64 @@ def refused(folder, method: str, message: str, **options) -> None:
     assert wrapper.moe is None
 
 
-def test_an_order_of_groups_needs_decoding(tmp_path):
+@pytest.mark.parametrize("zeros", ["any", "symmetric"])
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_columns_in_the_order_of_their_groups(nodes, group, zeros, tmp_path):
+    """Act-order: what down sorts is in the rows of gate and up, what they sort is done to the input."""
+    meaning = write(tmp_path, partial(made.gptq, order="shared", group=group, zeros=zeros))
+    wrapper = make(SHAPE, "auto", layer_idx=7, weight_path=tmp_path, threadpool_count=nodes)
+    assert wrapper.method == "GPTQ_INT4"
+    wrapper.load_weights([2, 0, 1])
+    depth = SHAPE.intermediate
+    order = np.argsort(np.random.default_rng(depth).permutation(np.arange(depth) // group), kind="stable")
+    for slot, expert in enumerate([2, 0, 1]):
+        gate, up, down = meaning[expert]
+        expected = gate[order], up[order], down[:, order]
+        for got, exact in zip(wrapper.moe.decode_expert(slot), expected, strict=True):
+            np.testing.assert_allclose(got, exact.astype(np.float32), rtol=2**-23)
+    for count in (1, 6, 40):
+        tokens = batch(SHAPE, count)
+        assert_right(wrapper, wrapper.forward(*tokens), *tokens)
+
+
+def test_columns_of_gate_and_up_in_different_orders_need_decoding(tmp_path):
     write(tmp_path, partial(made.gptq, order="random"))
-    refused(tmp_path, "auto", r"gate_proj\.g_idx' puts columns into groups.* \(act-order\).*use method='BF16'")
+    refused(tmp_path, "auto", r"gate and up of expert 0 have columns in different orders.*use method='BF16'")
+
+
+def test_groups_of_several_sizes_need_decoding(tmp_path):
+    def uneven(*arguments):
+        tensors, meaning = made.gptq(*arguments, order="plain", group=128)
+        tensors["g_idx"][1][100:128] = 1
+        return tensors, meaning
+
+    write(tmp_path, uneven)
+    refused(tmp_path, "auto", r"g_idx' has groups of several sizes; GPTQ_INT4 keeps groups of \d+.*method='BF16'")
+
+
+def test_orders_of_columns_are_not_kept_in_a_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("KT_KERNEL_WEIGHT_STORE", str(tmp_path / "store"))
+    write(tmp_path, partial(made.gptq, order="shared"))
+    for _ in range(2):
+        wrapper = make(SHAPE, "auto", layer_idx=7, weight_path=tmp_path)
+        wrapper.load_weights()
+        tokens = batch(SHAPE, 3)
+        assert_right(wrapper, wrapper.forward(*tokens), *tokens)
+    assert wrapper.moe.has_columns
+    assert not list(tmp_path.glob("store/*.ktpack"))
+
+
+def test_columns_must_be_an_order():
+    layer = make(SHAPE, "GPTQ_INT4")._layer
+    with pytest.raises(ValueError, match=r"columns must hold each of 0\.\.255 once"):
+        layer.load_encoded(0, *_matrices(), np.zeros(256, np.int32))
+
+
+def _matrices():
+    for rows, depth in ((384, 256), (384, 256), (256, 384)):
+        codes, scales = np.zeros((rows, depth // 2), np.uint8), np.zeros((rows, -(-depth // 128)), np.uint16)
+        yield _core.EncodedMatrix(codes, scales)
 
 
 def test_scales_that_would_be_rounded_need_decoding(tmp_path):

@@ -80,6 +80,9 @@ SCHEMES = (
 )
 
 
+_BOTH = ("gate", "up")
+
+
 class CheckpointExperts:
     def __init__(self, files: TensorFiles, layer_idx: int, sizes: Sizes | None = None):
         """Without sizes they are those of the first expert."""
@@ -216,20 +219,33 @@ class CheckpointExperts:
 
     def _load_as_it_is(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
         target = Target(layer.format, layer.group_size)
-        parts, matrices = zip(*(self._as_it_is(projection, expert, target) for projection in PROJECTIONS), strict=True)
+        # down sorts its columns where gate and up have rows, so that nothing is left to do at run time.
+        down, rows = self._as_it_is("down", expert, target)
+        (gate, columns), (up, other) = (self._as_it_is(projection, expert, target, rows) for projection in _BOTH)
+        if not np.array_equal(columns, other):
+            raise ValueError(
+                f"{self.where}: gate and up of expert {expert} have columns in different orders (act-order), which "
+                f"{layer.format} does not keep: use {DECODING}"
+            )
         try:
-            layer.load_encoded(slot, *matrices)
+            layer.load_encoded(slot, gate, up, down, columns)
         except ValueError as error:
-            raise ValueError(name_tensor(str(error), dict(zip(PROJECTIONS, parts, strict=True)))) from None
+            parts = {projection: self._parts(projection, expert)[1] for projection in PROJECTIONS}
+            raise ValueError(name_tensor(str(error), parts)) from None
 
-    def _as_it_is(self, projection: str, expert: int, target: Target) -> "tuple[Parts, _core.EncodedMatrix]":
+    def _as_it_is(
+        self, projection: str, expert: int, target: Target, rows: np.ndarray | None = None
+    ) -> "tuple[_core.EncodedMatrix, np.ndarray | None]":
+        """A matrix with its rows in this order, and the order of its columns."""
         encoding, parts = self._parts(projection, expert)
         if target.format not in encoding.formats:
             raise ValueError(
                 f"{parts[encoding.codes].where} is in {encoding.name}, but this layer keeps {target.format} (method "
                 f"{' or '.join(methods_of(target.format))}): use method={encoding.method!r}, or {DECODING}"
             )
-        return parts, encoding.native(parts, self.sizes.shape(projection), target)
+        shape = self.sizes.shape(projection)
+        ordered = {} if rows is None else {"rows_in_order": rows}
+        return encoding.native(parts, shape, target, **ordered), encoding.order(parts, shape)
 
     def check(self, layer: "_core.MoELayer", experts: Iterable[int]) -> None:
         """What headers tell about all that these experts need, before any of it is loaded."""

@@ -62,7 +62,7 @@ def load_layer(
                     experts.load(layer, slot, expert)
                     bar.advance()
                 experts.forget()
-    if kept is not None:
+    if kept is not None and not layer.has_columns:  # packed files have no place for orders of columns
         kept.write(slots, progress)
 
 

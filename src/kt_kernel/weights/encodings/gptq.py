@@ -1,8 +1,8 @@
 """GPTQ: weight[n, k] = (nibble k of column n - zero[g, n]) * scales[g, n], g = g_idx[k] or k // group.
 
 qweight I32 [K / 8, N], k in ascending bits; scales [G, N] in f16, bf16 or f32; qzeros I32 [G, N / 8], n in ascending
-bits; g_idx I32 or I64 [K] ("act-order"). zero = nibble + 1, or in version 2 the nibble; without qzeros 8, the symmetric
-case. Only config.json tells the version.
+bits; g_idx I32 or I64 [K] ("act-order": layers keep the columns sorted by group). zero = nibble + 1, or in version 2
+the nibble; without qzeros 8, the symmetric case. Only config.json tells the version.
 """
 
 from dataclasses import replace
@@ -84,21 +84,38 @@ def decode(parts: Parts, shape: Shape, less: int) -> np.ndarray:
     return decode_groups(lambda part: unpacked(data[part]), shape, scales, zeros, group_of)
 
 
-def native(parts: Parts, shape: Shape, target: Target, less: int):
+def order(parts: Parts, shape: Shape) -> np.ndarray | None:
+    """The columns sorted by group; None if they are."""
+    _, scale = _check(parts, shape)
+    group_of = _groups(parts, shape[1], scale.array.shape[0])
+    if group_of is None or (np.diff(group_of) >= 0).all():
+        return None
+    return np.argsort(group_of, kind="stable").astype(np.int32)
+
+
+def native(parts: Parts, shape: Shape, target: Target, less: int, rows_in_order: np.ndarray | None = None):
     codes, scale = _check(parts, shape)
     rows, columns = shape
     groups = scale.array.shape[0]
-    group_of = _groups(parts, columns, groups)
-    ordered = group_of is None or (np.diff(group_of) >= 0).all()
-    if ordered:
-        check_groups(scale, columns, 0, target)
-    if not ordered or (group_of is not None and not np.array_equal(group_of, np.arange(columns) // target.group)):
+    check_groups(scale, columns, 0, target)
+    group_of, columns_in_order = _groups(parts, columns, groups), order(parts, shape)
+    if group_of is not None and not np.array_equal(np.sort(group_of), np.arange(columns) // target.group):
         raise ValueError(
-            f"{parts['g_idx'].where} puts columns into groups in an order of its own (act-order), which GPTQ_INT4 does "
-            f"not keep: use {DECODING}"
+            f"{parts['g_idx'].where} has groups of several sizes; GPTQ_INT4 keeps groups of {target.group}: use "
+            f"{DECODING}"
         )
-    zeros = _zeros(parts, groups, rows, less)
-    return int4_matrix(codes.array, int4_scales(scale, target).T, zeros, parts.get("qzeros", scale), target, "gptq")
+    zeros, scales, where = _zeros(parts, groups, rows, less), int4_scales(scale, target).T, parts.get("qzeros", scale)
+    if columns_in_order is None and rows_in_order is None:
+        return int4_matrix(codes.array, scales, zeros, where, target, "gptq")
+    packed = np.ascontiguousarray(codes.array.T).view(np.uint8)  # [N, K / 2], even k in the low nibble
+    if rows_in_order is not None:
+        packed, scales = packed[rows_in_order], scales[rows_in_order]
+        zeros = None if zeros is None else zeros[rows_in_order]
+    if columns_in_order is not None:
+        nibbles = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(rows, columns)
+        nibbles = nibbles.take(columns_in_order, axis=1)
+        packed = nibbles[:, ::2] | nibbles[:, 1::2] << np.uint8(4)
+    return int4_matrix(packed, scales, zeros, where, target)
 
 
 def group(parts: Parts, shape: Shape) -> int:
@@ -124,5 +141,6 @@ GPTQ = Encoding(
     group,
     optional={"qzeros": ("I32",), "g_idx": ("I32", "I64")},
     fits=fits,
+    order=order,
 )
 GPTQ_V2 = replace(GPTQ, name="GPTQ version 2", decode=partial(decode, less=0), native=partial(native, less=0))

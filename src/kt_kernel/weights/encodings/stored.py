@@ -51,6 +51,8 @@ class Encoding:
     optional: dict[str, tuple[str, ...]] = field(default_factory=dict)
     refused: tuple[str, ...] = ()  # tensors that change the meaning in a way that is not decoded here
     fits: Callable[[dict[str, tuple[int, ...]]], bool] = lambda _: True  # shapes, where dtypes do not decide
+    # Columns as `native` sorts them, None if they stay. It then also takes an order of the rows.
+    order: Callable[[Parts, Shape], np.ndarray | None] = lambda *_: None
 
     @property
     def codes(self) -> str:
