@@ -317,6 +317,7 @@ void Layer::unset_loaded(int expert, uint8_t parts) {
   parts_[expert] &= static_cast<uint8_t>(~parts);
   loaded_count_.fetch_sub(loaded_[expert] ? 1 : 0, std::memory_order_relaxed);
   loaded_[expert] = 0;
+  columns_[expert].clear();
   if (grouped_kind(config_.format)) scale_rows_[expert] = {0, 0, 0};  // others have none
 }
 

@@ -111,7 +111,6 @@ Status Layer::load_grouped(int expert, const GroupedExpert& weights) {
       },
       &context));
   KT_RETURN_IF_ERROR(status_of(*grouped_kind(config_.format), context.faults.load(std::memory_order_relaxed)));
-  columns_[expert].clear();
   if (weights.columns) columns_[expert].assign(weights.columns, weights.columns + config_.hidden);
   scale_rows_[expert] = {weights.gate.block_rows, weights.up.block_rows, weights.down.block_rows};
   set_loaded(expert);

@@ -145,9 +145,20 @@ def test_columns_must_be_an_order():
         layer.load_encoded(0, *_matrices(), np.zeros(256, np.int32))
 
 
+def test_an_order_goes_with_the_weights_it_came_with():
+    layer, plain = (make(SHAPE, "GPTQ_INT4")._layer for _ in range(2))
+    plain.load_encoded(0, *_matrices())
+    layer.load_encoded(0, *_matrices(), np.arange(256, dtype=np.int32)[::-1].copy())
+    turned, gate = (made_of.decode_expert(0)[0] for made_of in (layer, plain))
+    np.testing.assert_array_equal(turned, gate[:, ::-1])
+    layer.load_encoded(0, *_matrices())
+    np.testing.assert_array_equal(layer.decode_expert(0)[0], gate)
+
+
 def _matrices():
     for rows, depth in ((384, 256), (384, 256), (256, 384)):
-        codes, scales = np.zeros((rows, depth // 2), np.uint8), np.zeros((rows, -(-depth // 128)), np.uint16)
+        codes = np.random.default_rng(depth).integers(0, 256, (rows, depth // 2), dtype=np.uint8)
+        scales = np.full((rows, -(-depth // 128)), 0x3C00, np.uint16)  # 1 in f16
         yield _core.EncodedMatrix(codes, scales)
 
 
