@@ -30,7 +30,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "readme" in metafunc.fixturenames:
         folder = metafunc.config.getoption("readmes")
         files = sorted(path for path in folder.iterdir() if path.is_file()) if folder else []
-        metafunc.parametrize("readme", files, ids=[path.name for path in files])
+        none = pytest.param(None, marks=pytest.mark.skip(reason="--readmes names no folder with other files"))
+        metafunc.parametrize("readme", files or [none], ids=[path.name for path in files] or ["none"])
 
 
 def pytest_report_header() -> str:
