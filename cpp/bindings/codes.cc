@@ -76,9 +76,9 @@ std::vector<kt::CodedPart> parts_of(const std::string& name, const std::vector<P
 void load_codes(kt::Layer& layer, int expert, const std::vector<Part>& gate, const std::vector<Part>& up,
                 const std::vector<Part>& down, const std::string& layout_name) {
   const kt::LayerConfig& config = layer.config();
-  const kt::CodeLayout* layout = kt::code_layout(layout_name, kt::code_bits(config.format));
+  const kt::CodeLayout* layout = kt::code_layout(layout_name, kt::code_bits(config.format()));
   if (!layout) {
-    throw nb::value_error(("a layer of " + std::string(kt::format_name(config.format)) +
+    throw nb::value_error(("a layer of " + std::string(kt::format_name(config.format())) +
                            " takes no codes of a layout '" + layout_name + "'; layouts are rows and blocks")
                               .c_str());
   }
@@ -90,9 +90,9 @@ void load_codes(kt::Layer& layer, int expert, const std::vector<Part>& gate, con
   coded.down.resize(down.size());
   raise(layer.check_cut(coded));
   const int part_size = I / static_cast<int>(gate.size());
-  coded.gate = parts_of("gate", gate, config.format, *layout, part_size, H);
-  coded.up = parts_of("up", up, config.format, *layout, part_size, H);
-  coded.down = parts_of("down", down, config.format, *layout, H, part_size);
+  coded.gate = parts_of("gate", gate, config.format(), *layout, part_size, H);
+  coded.up = parts_of("up", up, config.format(), *layout, part_size, H);
+  coded.down = parts_of("down", down, config.format(), *layout, H, part_size);
   raise_of([&] { return layer.load_codes(expert, coded); });
 }
 
@@ -137,6 +137,12 @@ nb::tuple quantise(kt::Pool& pool, const std::string& format_name, const Array& 
 
 }  // namespace
 
+std::string formats_name(const kt::LayerConfig& config) {
+  std::string name = kt::format_name(config.format());
+  for (int i = 1; i < 3 && !config.one_format(); ++i) name += std::string("/") + kt::format_name(config.formats[i]);
+  return name;
+}
+
 kt::Format format_of(const std::string& name) {
   if (const std::optional<kt::Format> format = kt::format_by_name(name)) return *format;
   std::string known;
@@ -151,7 +157,7 @@ void bind_codes(nb::module_& m, nb::class_<kt::Layer>& layer) {
           "load_codes", &load_codes, "expert"_a, "gate"_a, "up"_a, "down"_a, nb::kw_only(), "layout"_a = "rows",
           "Packs one expert from codes, which are kept as they are. Each projection is a list of parts (codes, scales) "
           "or, for int4g, (codes, scales, steps); gate and up are cut by rows, down by columns.")
-      .def_prop_ro("format", [](const kt::Layer& l) { return kt::format_name(l.config().format); })
+      .def_prop_ro("format", [](const kt::Layer& l) { return formats_name(l.config()); })
       .def_prop_ro("num_experts", [](const kt::Layer& l) { return l.config().num_experts; })
       .def_prop_ro("hidden_size", [](const kt::Layer& l) { return l.config().hidden; })
       .def_prop_ro("intermediate_size", [](const kt::Layer& l) { return l.config().intermediate; })

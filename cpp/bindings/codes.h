@@ -11,5 +11,9 @@
 // ValueError that lists the formats.
 kt::Format format_of(const std::string& name);
 
+// "q4_k", or of different formats "q4_k/q4_k/q6_k": gate, up and down.
+std::string formats_name(const kt::LayerConfig& config);
+
 void bind_codes(nanobind::module_& m, nanobind::class_<kt::Layer>& layer);
 void bind_grouped(nanobind::module_& m, nanobind::class_<kt::Layer>& layer);
+void bind_gguf(nanobind::class_<kt::Layer>& layer);

@@ -61,7 +61,7 @@ const uint8_t* bytes_of(const View& array) { return static_cast<const uint8_t*>(
 
 kt::GroupedMatrix matrix_of(const std::string& name, const EncodedMatrix& in, const kt::LayerConfig& config, size_t n,
                             size_t k) {
-  const kt::GroupedKind& kind = *kt::grouped_kind(config.format);
+  const kt::GroupedKind& kind = *kt::grouped_kind(config.format());
   kt::GroupedMatrix m;
   m.order = in.order;
   m.block_rows = in.block_rows;
@@ -70,7 +70,7 @@ kt::GroupedMatrix matrix_of(const std::string& name, const EncodedMatrix& in, co
     check(codes, in.codes, 1, n, kt::grouped_code_bits(kind.codes) == 8 ? k : (k + 1) / 2);
   } else {
     const bool gptq = in.order == kt::CodeOrder::gptq;
-    if (kind.codes != kt::Codes::int4) throw nb::value_error("the orders gptq and awq are for int4 codes");
+    if (kind.codes != kt::Codes::u4) throw nb::value_error("the orders gptq and awq are for int4 codes");
     check(codes, in.codes, 4, gptq ? (k + 7) / 8 : k, gptq ? n : (n + 7) / 8);
   }
   if (in.codes.stride(1) != 1 && in.codes.shape(1) > 1) {
@@ -119,10 +119,8 @@ const int32_t* columns_of(const Columns& columns, int hidden) {
 void load_encoded(kt::Layer& layer, int expert, const EncodedMatrix& gate, const EncodedMatrix& up,
                   const EncodedMatrix& down, const std::optional<Columns>& columns) {
   const kt::LayerConfig& config = layer.config();
-  if (!kt::grouped_kind(config.format)) {
-    throw nb::value_error(
-        ("a layer of " + std::string(kt::format_name(config.format)) + " cannot take the codes of a checkpoint")
-            .c_str());
+  if (!config.one_format() || !kt::is_checkpoint(config.format())) {
+    throw nb::value_error(("a layer of " + formats_name(config) + " cannot take the codes of a checkpoint").c_str());
   }
   const size_t H = config.hidden, I = config.intermediate;
   const kt::GroupedExpert weights{matrix_of("gate", gate, config, I, H), matrix_of("up", up, config, I, H),

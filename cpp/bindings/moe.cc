@@ -69,11 +69,27 @@ kt::ActivationKind activation_of(const std::optional<std::string>& name, float a
       ("activation '" + *name + "' is unknown; the activations are: silu, swiglu_alpha, swigluoai").c_str());
 }
 
+// A format, or those of gate, up and down with slashes between them.
+void parse_formats(const std::string& names, kt::Format (&formats)[3]) {
+  std::vector<std::string> parts(1);
+  for (const char c : names) {
+    if (c == '/') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  if (parts.size() != 1 && parts.size() != 3) {
+    throw nb::value_error(("format '" + names + "' must be one format, or three as in 'q4_k/q4_k/q6_k'").c_str());
+  }
+  for (size_t i = 0; i < 3; ++i) formats[i] = format_of(parts[parts.size() == 3 ? i : 0]);
+}
+
 std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format, int num_experts, int top_k, int hidden,
                                       int intermediate, int max_tokens, const std::optional<std::string>& variant,
                                       float swiglu_limit, float swiglu_alpha,
                                       const std::optional<std::string>& activation, bool biases, int group_size) {
-  kt::LayerConfig config{format_of(format),
+  kt::LayerConfig config{{},
                          num_experts,
                          top_k,
                          hidden,
@@ -82,6 +98,7 @@ std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format,
                          {activation_of(activation, swiglu_alpha), swiglu_limit, swiglu_alpha},
                          biases,
                          group_size};
+  parse_formats(format, config.formats);
   const kt::IsaTable* isa = kt::active();
   if (variant) raise(kt::select(variant->c_str(), &isa));
   std::unique_ptr<kt::Layer> layer;
@@ -219,6 +236,7 @@ void bind_moe(nb::module_& m) {
           "Address of num_experts bytes; an expert whose byte is not 0 is skipped. Read at every forward.");
   bind_codes(m, layer);
   bind_grouped(m, layer);
+  bind_gguf(layer);
   bind_packed(layer);
   m.def(
       "has_slices", [](const std::string& format) { return kt::has_slices(format_of(format)); }, "format"_a,

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "base/bf16.h"
 #include "formats/bf16.h"
+#include "formats/gguf.h"
 #include "formats/grouped_panel.h"
 #include "formats/int4.h"
 #include "formats/int4g.h"
@@ -59,15 +61,22 @@ void decode_grouped_panel(const GroupedKind& kind, int group, const uint8_t* pan
                           float* out) {
   GroupedPanel codes;
   get_grouped(kind, group, panel, k_packed, &codes);
-  float values[256];
-  for (int code = 0; code < 256; ++code) values[code] = decode_code(kind.codes, static_cast<uint8_t>(code));
   for (int n = 0; n < kPanelRows; ++n) {
-    for (int g = 0; g * group < k_out; ++g) {
-      const float zero = kind.zeros ? static_cast<float>(codes.row_zeros(n)[g]) - 8 : 0.0f;
-      const float scale =
-          codes.rows[n] * decode_scale(kind.scales, codes.row_scales(n) + static_cast<size_t>(g) * codes.width);
-      for (int k = g * group; k < std::min(k_out, (g + 1) * group); ++k)
-        out[static_cast<size_t>(n) * k_out + k] = scale * (values[codes.row(n)[k]] - zero);
+    for (int k = 0; k < k_out; ++k) out[static_cast<size_t>(n) * k_out + k] = decode_weight(kind, group, codes, n, k);
+  }
+}
+
+void decode_raw_panel(Format format, const uint8_t* panel, int k_out, float* out) {
+  constexpr GroupedLayout kLayout(kExpanded, kExpanded.least_group);
+  const size_t bytes = static_cast<size_t>(gguf_block(format).bytes) * kPanelRows;
+  std::vector<uint8_t> block(kLayout.block_bytes());
+  std::vector<float> weights(static_cast<size_t>(kPanelRows) * kActGroup);
+  for (int k = 0; k < k_out; k += kActGroup, panel += bytes) {
+    expand_raw(format, panel, block.data());
+    decode_grouped_panel(kExpanded, kLayout.group, block.data(), kActGroup, kActGroup, weights.data());
+    for (int n = 0; n < kPanelRows; ++n) {
+      std::copy_n(weights.data() + static_cast<size_t>(n) * kActGroup, std::min(kActGroup, k_out - k),
+                  out + static_cast<size_t>(n) * k_out + k);
     }
   }
 }
@@ -107,6 +116,7 @@ size_t panel_bytes(WeightFormat format, int k) {
 }
 
 void decode_panel(WeightFormat format, const uint8_t* panel, int k_packed, int k_out, float* out) {
+  if (is_raw(format.id)) return decode_raw_panel(format.id, panel, k_out, out);
   if (const GroupedKind* kind = grouped_kind(format.id))
     return decode_grouped_panel(*kind, format.group, panel, k_packed, k_out, out);
   for (int n = 0; n < kPanelRows; ++n) {

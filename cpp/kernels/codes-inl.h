@@ -1,5 +1,5 @@
-// Checkpoint codes to operands: pairs of consecutive k in the 16-bit words of a lane, as f16 or bf16, which are exact
-// for every code, and whole chunks of a panel as lines of f32 or bf16 with their scales.
+// Codes to operands: integers as bytes, e4m3 as pairs of consecutive k in the 16-bit words of a lane, f16 or bf16, all
+// of them exact; and whole chunks of a panel as lines of f32 or bf16 with their scales.
 #pragma once
 
 #include "formats/grouped.h"
@@ -8,13 +8,13 @@
 namespace kt {
 namespace {
 
-// A checkpoint format as the kernels know it.
+// A format of formats/grouped.h as the kernels know it.
 template <GroupedKind kOf>
 struct Grouped : GroupedLayout {
   static constexpr GroupedKind kKind = kOf;
   // Lines of 32 k, and how many groups begin in them at most.
   static constexpr size_t kStepBytes = static_cast<size_t>(grouped_code_bits(kOf.codes)) * 2 * 32;
-  static constexpr int kHalves = 32 / kOf.least_group;
+  static constexpr int kHalves = kOf.least_group == 16 ? 2 : 1;
   explicit constexpr Grouped(int size) : GroupedLayout(kOf, size) {}
 };
 
@@ -27,48 +27,73 @@ KT_INLINE const uint8_t* vector_at(const uint8_t* line, size_t panel_stride, int
   return line + v / kVectors * panel_stride + v % kVectors * V::kBytes;
 }
 
-// visit(p, words) for the pairs p of 32 k, k = 2p and 2p + 1; words[v] holds those of the v-th vector of rows, as f16.
-template <class V, Codes kCodes>
-struct CodeWords {
-  // The high byte of an f16 with three significant bits; the low byte of the word is 0.
-  alignas(16) static constexpr uint8_t kHalfs[2][16] = {
-      {0xc8, 0xc7, 0xc6, 0xc5, 0xc4, 0xc2, 0xc0, 0xbc, 0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47},
-      {0x00, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, 0x80, 0xb8, 0xbc, 0xbe, 0xc0, 0xc2, 0xc4, 0xc6}};
-  static constexpr float kUnit = 1.0f;
+template <class V, int kBy>
+KT_INLINE typename V::Int shift_words(typename V::Int x) {
+  if constexpr (kBy > 0) {
+    return V::template shift_left_16<kBy>(x);
+  } else if constexpr (kBy < 0) {
+    return V::template shift_right_16<-kBy>(x);
+  } else {
+    return x;
+  }
+}
 
-  static KT_INLINE typename V::Int table() { return V::table16(kHalfs[kCodes == Codes::e2m1]); }
+// Codes as unsigned bytes, a quad of each lane: value = kUnit * (byte - kOffset).
+template <class V, GroupedKind kKind>
+struct CodeBytes {
+  using Int = typename V::Int;
+  static constexpr Codes kCodes = kKind.codes;
+  static constexpr bool kTable = kCodes == Codes::e2m1 || kCodes == Codes::iq4;
+  static constexpr int kOffset = kCodes == Codes::e2m1 ? 12 : kCodes == Codes::iq4 ? 128 : kKind.offset;
+  static constexpr float kUnit = kCodes == Codes::e2m1 ? 0.5f : 1.0f;
+  static constexpr int kBits = grouped_code_bits(kCodes);
+  static constexpr int kMost = kCodes == Codes::e2m1 ? 24 : kCodes == Codes::iq4 ? 241 : (1 << kBits) - 1;
 
-  template <int N, class Visit>
-  static KT_INLINE void pairs(typename V::Int table, const uint8_t* lines, size_t stride, Visit visit) {
-    const auto low = V::set1_32(0x0f0f0f0f), high_byte = V::set1_32(static_cast<int32_t>(0xff00ff00));
-    KT_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      KT_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        typename V::Int even[N], odd[N];
-        KT_UNROLL
-        for (int v = 0; v < N; ++v) {
-          const auto bits = V::load(vector_at<V>(lines, stride, v) + i * kLineBytes);
-          const auto bytes = V::look_up(table, V::bit_and(half ? V::template shift_right_16<4>(bits) : bits, low));
-          even[v] = V::template shift_left_16<8>(bytes);
-          odd[v] = V::bit_and(bytes, high_byte);
-        }
-        visit(8 * half + 2 * i, even);
-        visit(8 * half + 2 * i + 1, odd);
-      }
+  struct Bytes {
+    alignas(16) uint8_t of[16];
+    constexpr Bytes() : of() {
+      constexpr uint8_t kE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+      for (int i = 0; i < 16; ++i)
+        of[i] = kCodes == Codes::e2m1 ? kE2m1[i] : static_cast<uint8_t>(kIq4Values[i] + kOffset);
     }
+  };
+  static constexpr Bytes kBytes{};
+  static KT_INLINE Int table() { return V::table16(kBytes.of); }
+
+  // Bits kFrom.. of each byte moved to kTo.., `kCount` of them.
+  template <int kCount, int kFrom, int kTo>
+  static KT_INLINE Int field(Int bits) {
+    return V::bit_and(shift_words<V, kTo - kFrom>(bits), V::set1_32((((1 << kCount) - 1) << kTo) * 0x01010101));
+  }
+  // Quad Q of the 32 k whose lines begin at `lines`.
+  template <int Q>
+  static KT_INLINE Int quad(Int table, const uint8_t* lines) {
+    if constexpr (kBits == 8) return V::load(lines + Q * kLineBytes);
+    constexpr int kLow = kBits >= 4 ? 4 : 2, kHigh = kBits - kLow;
+    Int bytes;
+    if constexpr (kLow == 4) {
+      bytes = field<4, Q / 4 * 4, 0>(V::load(lines + Q % 4 * kLineBytes));
+    } else {
+      bytes = field<2, Q % 4 * 2, 0>(V::load(lines + Q / 4 * kLineBytes));
+    }
+    if constexpr (kTable) return V::look_up(table, bytes);
+    const uint8_t* high = lines + kLow * kLineBytes;
+    if constexpr (kHigh == 1) return V::bit_or(bytes, field<1, Q, kLow>(V::load(high)));
+    if constexpr (kHigh == 2) return V::bit_or(bytes, field<2, Q % 4 * 2, kLow>(V::load(high + Q / 4 * kLineBytes)));
+    return bytes;
   }
 };
 
-// e4m3 moved into the fields of an f16 is the value / 256, subnormals too.
+// e4m3 as f16. visit(p, words) for the pairs p of 32 k, k = 2p and 2p + 1; words[v] holds those of the v-th vector of
+// rows.
+//
+// The code moved into the fields of an f16 is the value / 256, subnormals too.
 template <class V>
-struct CodeWords<V, Codes::e4m3> {
+struct E4m3Words {
   static constexpr float kUnit = 256.0f;
-  struct NoTable {};
-  static KT_INLINE NoTable table() { return {}; }
 
   template <int N, class Visit>
-  static KT_INLINE void pairs(NoTable, const uint8_t* lines, size_t stride, Visit visit) {
+  static KT_INLINE void pairs(const uint8_t* lines, size_t stride, Visit visit) {
     // Sign, four bits of exponent, three of mantissa; the shift doubles the sign.
     const auto fields = V::set1_32(static_cast<int32_t>(0xbf80bf80));
     KT_UNROLL
@@ -156,37 +181,68 @@ KT_INLINE typename V::F32 load_scales(const uint8_t* of_panel, int v) {
     const auto normal = V::bits_to_f32(V::add_32(fields, V::set1_32(120 << 23)));
     const auto doubled = V::bits_to_f32(V::add_32(fields, V::set1_32(121 << 23)));
     return V::min(normal, V::sub(doubled, V::set1_f32(0x1p-6f)));
+  } else if constexpr (kScales == Scales::u8) {
+    return V::to_f32(V::load_u8(p));
+  } else if constexpr (kScales == Scales::s8) {
+    return V::to_f32(V::load_s8(p));
+  } else if constexpr (kScales == Scales::u4) {
+    return V::to_f32(V::bit_and(V::load_u8(p), V::set1_32(15)));
   } else {
     return V::set1_f32(1.0f);
   }
 }
 
-// Zero points of one vector of rows, as what is taken from code - 8.
-template <class V>
-KT_INLINE typename V::F32 load_zeros(const uint8_t* of_panel, int v) {
-  return V::sub(V::to_f32(V::load_u8(of_panel + v * V::kLanes)), V::set1_f32(8.0f));
+// Zeros or mins of one vector of rows, from 16 in their own width; of Mins::u4 from the 16 scales.
+template <class V, Mins kMins>
+KT_INLINE typename V::F32 load_mins(const uint8_t* of_panel, int v) {
+  const uint8_t* p = of_panel + v * V::kLanes * (kMins == Mins::u4 ? 1 : min_bytes(kMins));
+  if constexpr (kMins == Mins::f32) {
+    return V::load_f32(reinterpret_cast<const float*>(p));
+  } else if constexpr (kMins == Mins::f16) {
+    return V::load_f16(reinterpret_cast<const uint16_t*>(p));
+  } else if constexpr (kMins == Mins::u4) {
+    return V::to_f32(V::template shift_right_32<4>(V::load_u8(p)));
+  } else {
+    return V::to_f32(V::load_u8(p));
+  }
 }
 
-// What a group makes of its codes: scale * code + offset.
+// Where group g of a block has its 16 scales and its 16 mins.
+template <class Format>
+KT_INLINE const uint8_t* scales_at(const uint8_t* block, int g) {
+  return block + g * kPanelRows * scale_bytes(Format::kKind.scales);
+}
+template <class Format>
+KT_INLINE const uint8_t* mins_at(const Format& layout, const uint8_t* block, int g) {
+  if constexpr (Format::kKind.mins == Mins::u4) return scales_at<Format>(block, g);
+  return block + layout.mins_at + g * kPanelRows * min_bytes(Format::kKind.mins);
+}
+
+// Super (0) or super_min (1) of a block.
+template <class V, class Format>
+KT_INLINE typename V::F32 load_super(const Format& layout, const uint8_t* block, int which, int v) {
+  const uint8_t* at = block + layout.supers_at + (which * kPanelRows + v * V::kLanes) * 2;
+  return V::load_f16(reinterpret_cast<const uint16_t*>(at));
+}
+
+// What a group makes of the values of its codes: scale * value + min.
 template <class V, class Format>
 struct GroupTerms {
-  typename V::F32 scale, offset;
+  typename V::F32 scale, min;
 
   KT_INLINE GroupTerms(const Format& layout, const uint8_t* block, int group, int v, typename V::F32 unit) {
     constexpr GroupedKind kKind = Format::kKind;
-    scale = V::mul(unit, load_scales<V, kKind.scales>(block + group * kPanelRows * scale_bytes(kKind.scales), v));
-    if constexpr (kKind.zeros) {
-      offset = V::sub(V::zero_f32(), V::mul(scale, load_zeros<V>(block + layout.zeros_at + group * kPanelRows, v)));
-    } else {
-      offset = V::zero_f32();
+    scale = V::mul(unit, load_scales<V, kKind.scales>(scales_at<Format>(block, group), v));
+    if constexpr (has_super(kKind.scales)) scale = V::mul(scale, load_super<V>(layout, block, 0, v));
+    min = V::zero_f32();
+    if constexpr (kKind.mins != Mins::none) {
+      min = load_mins<V, kKind.mins>(mins_at(layout, block, group), v);
+      if constexpr (has_super_min(kKind.mins)) min = V::mul(min, load_super<V>(layout, block, 1, v));
+      if constexpr (kKind.mins == Mins::zeros) min = V::mul(min, scale);
+      if constexpr (kKind.mins == Mins::zeros || has_super_min(kKind.mins)) min = V::sub(V::zero_f32(), min);
     }
   }
 };
-
-template <class V, bool kOffset>
-KT_INLINE typename V::F32 scaled(typename V::F32 w, typename V::F32 scale, typename V::F32 offset) {
-  return kOffset ? V::fma(w, scale, offset) : V::mul(w, scale);
-}
 
 template <class V, class Format>
 KT_INLINE typename V::F32 row_unit(const uint8_t* rows, int v, float unit) {
@@ -195,48 +251,172 @@ KT_INLINE typename V::F32 row_unit(const uint8_t* rows, int v, float unit) {
   return V::mul(u, V::load_f32(reinterpret_cast<const float*>(rows) + v * V::kLanes));
 }
 
-// put(k, v, low, high, terms) for all pairs of kc k of a panel: low and high are the pair of the lower and the upper
-// half of the v-th vector of rows, as floats without scales.
+// put(k, v, low, high, scale) for all pairs of kc k of a panel of e4m3: low and high are the pair of the lower and the
+// upper half of the v-th vector of rows, as floats without the scale.
 template <class V, class Format, class Put>
-KT_INLINE void decode_pairs(const Format& layout, const uint8_t* rows, const uint8_t* block, int kc, Put put) {
-  using Words = CodeWords<V, Format::kKind.codes>;
-  const auto table = Words::table();
+KT_INLINE void decode_e4m3_pairs(const Format& layout, const uint8_t* rows, const uint8_t* block, int kc, Put put) {
+  using Words = E4m3Words<V>;
   for (int kb = 0; kb < kc; kb += GroupedLayout::kBlock, block += layout.block_bytes()) {
     const int depth = kc - kb < GroupedLayout::kBlock ? kc - kb : GroupedLayout::kBlock;
     for (int v = 0; v < kPanelRows / V::kLanes; ++v) {
       const auto unit = row_unit<V, Format>(rows, v, Words::kUnit);
       const uint8_t* lines = block + layout.head + v * V::kBytes;
       for (int k = 0; k < depth; k += kStepDepth, lines += Format::kStepBytes) {
-        const GroupTerms<V, Format> first(layout, block, k / layout.group, v, unit);
-        const GroupTerms<V, Format> last(layout, block, k / layout.group + (Format::kHalves - 1), v, unit);
-        Words::template pairs<1>(table, lines, 0, [&](int pair, const typename V::Int(&words)[1]) KT_INLINE_BODY {
-          put(kb + k + 2 * pair, v, V::f16_low(words[0]), V::f16_high(words[0]),
-              Format::kHalves == 2 && pair >= 8 ? last : first);
+        const auto scale = GroupTerms<V, Format>(layout, block, k / layout.group, v, unit).scale;
+        Words::template pairs<1>(lines, 0, [&](int pair, const typename V::Int(&words)[1]) KT_INLINE_BODY {
+          put(kb + k + 2 * pair, v, V::f16_low(words[0]), V::f16_high(words[0]), scale);
         });
       }
     }
   }
 }
 
+// put(k, v, w) for all quads of kc k of a panel of integers: w[j] is the v-th vector of rows at depth k + j.
+template <class V, class Format, class Put>
+KT_INLINE void decode_int_quads(const Format& layout, const uint8_t* rows, const uint8_t* block, int kc, Put put) {
+  using Bytes = CodeBytes<V, Format::kKind>;
+  const auto table = Bytes::table(), byte = V::set1_32(0xff);
+  for (int kb = 0; kb < kc; kb += GroupedLayout::kBlock, block += layout.block_bytes()) {
+    const int depth = kc - kb < GroupedLayout::kBlock ? kc - kb : GroupedLayout::kBlock;
+    for (int v = 0; v < kPanelRows / V::kLanes; ++v) {
+      const auto unit = row_unit<V, Format>(rows, v, Bytes::kUnit);
+      const uint8_t* lines = block + layout.head + v * V::kBytes;
+      for (int k = 0; k < depth; k += kStepDepth, lines += Format::kStepBytes) {
+        const GroupTerms<V, Format> first(layout, block, k / layout.group, v, unit);
+        const GroupTerms<V, Format> last(layout, block, k / layout.group + (Format::kHalves - 1), v, unit);
+        const auto code_offset = V::set1_f32(Bytes::kOffset);
+        const typename V::F32 offsets[2] = {V::sub(first.min, V::mul(first.scale, code_offset)),
+                                            V::sub(last.min, V::mul(last.scale, code_offset))};
+        unrolled<8>([&](auto index) KT_INLINE_BODY {
+          constexpr int Q = decltype(index)::kValue;
+          constexpr bool kLast = Format::kHalves == 2 && Q >= 4;
+          const auto scale = kLast ? last.scale : first.scale, offset = offsets[kLast];
+          const auto quad = Bytes::template quad<Q>(table, lines);
+          // The bytes of a lane are k0 k2 k1 k3.
+          const typename V::F32 w[4] = {
+              V::fma(V::to_f32(V::bit_and(quad, byte)), scale, offset),
+              V::fma(V::to_f32(V::bit_and(V::template shift_right_32<16>(quad), byte)), scale, offset),
+              V::fma(V::to_f32(V::bit_and(V::template shift_right_32<8>(quad), byte)), scale, offset),
+              V::fma(V::to_f32(V::template shift_right_32<24>(quad)), scale, offset)};
+          put(kb + k + 4 * Q, v, w);
+        });
+      }
+    }
+  }
+}
+
+// Integers of a block of `depth` k to kExpanded.
+template <class V, GroupedKind kKind>
+void expand_block(const uint8_t* block, int depth, uint8_t* out) {
+  using Format = Grouped<kKind>;
+  using Bytes = CodeBytes<V, kKind>;
+  constexpr GroupedLayout kTo(kExpanded, kExpanded.least_group);
+  const Format layout(kKind.least_group);
+  const auto table = Bytes::table(),
+             shift = V::set1_32(static_cast<int32_t>((kExpanded.offset - Bytes::kOffset) * 0x01010101u));
+  float *scales = reinterpret_cast<float*>(out), *mins = reinterpret_cast<float*>(out + kTo.mins_at);
+  for (int v = 0; v < kPanelRows / V::kLanes; ++v) {
+    for (int g = 0; g < depth / kExpanded.least_group; ++g) {
+      const GroupTerms<V, Format> t(layout, block, g * kExpanded.least_group / layout.group, v,
+                                    V::set1_f32(Bytes::kUnit));
+      V::store_f32(scales + g * kPanelRows + v * V::kLanes, t.scale);
+      V::store_f32(mins + g * kPanelRows + v * V::kLanes, t.min);
+    }
+    const uint8_t* lines = block + layout.head + v * V::kBytes;
+    uint8_t* to = out + kTo.head + v * V::kBytes;
+    for (int k = 0; k < depth; k += kStepDepth, lines += Format::kStepBytes, to += kStepDepth / 4 * kLineBytes) {
+      unrolled<8>([&](auto index) KT_INLINE_BODY {
+        constexpr int Q = decltype(index)::kValue;
+        V::store(to + Q * kLineBytes, V::add_8(Bytes::template quad<Q>(table, lines), shift));
+      });
+    }
+  }
+}
+
+// A type of GGUF whose blocks are expanded before use, known at run time: one kernel serves all of them.
+struct Expandable : GroupedLayout {
+  static constexpr GroupedKind kKind = kExpanded;
+  void (*expand)(const uint8_t* block, int depth, uint8_t* out);
+};
+constexpr GroupedLayout kExpandedLayout(kExpanded, kExpanded.least_group);
+
+// Floats of a file, the v-th vector of rows at depth k.
+template <class V, class Format>
+KT_INLINE typename V::F32 load_float(const uint8_t* lines, int k, int v) {
+  constexpr int kBytes = grouped_code_bits(Format::kKind.codes) / 8;
+  const uint8_t* at = lines + (static_cast<size_t>(k) * kPanelRows + v * V::kLanes) * kBytes;
+  if constexpr (kBytes == 2) return V::load_f16(reinterpret_cast<const uint16_t*>(at));
+  return V::load_f32(reinterpret_cast<const float*>(at));
+}
+
+template <class Format>
+constexpr bool kIsFloat = Format::kKind.codes == Codes::f16 || Format::kKind.codes == Codes::f32;
+template <class Format>
+constexpr bool kIsE4m3 = Format::kKind.codes == Codes::e4m3;
+
+// decode(expanded, kc, k) for the blocks of kc k, with Grouped<kExpanded> and k the first of kc.
+template <class Decode>
+KT_INLINE void expand_blocks(const Expandable& layout, const uint8_t* blocks, int kc, Decode decode) {
+  alignas(64) uint8_t expanded[kExpandedLayout.block_bytes()];
+  for (int k = 0; k < kc; k += GroupedLayout::kBlock, blocks += layout.block_bytes()) {
+    const int depth = kc - k < GroupedLayout::kBlock ? kc - k : GroupedLayout::kBlock;
+    layout.expand(blocks, depth, expanded);
+    decode(expanded, depth, k);
+  }
+}
+
 // Lines of 16 floats, one for each k.
 template <class V, class Format>
 void decode_f32(const Format& layout, const uint8_t* rows, const uint8_t* blocks, int kc, float* out) {
-  constexpr bool kOffset = Format::kKind.zeros;
-  decode_pairs<V>(layout, rows, blocks, kc, [&](int k, int v, auto low, auto high, const auto& terms) KT_INLINE_BODY {
-    float* to = out + static_cast<size_t>(k) * kPanelRows + v * V::kLanes;
-    V::store_f32(to, scaled<V, kOffset>(V::even_lanes(low, high), terms.scale, terms.offset));
-    V::store_f32(to + kPanelRows, scaled<V, kOffset>(V::odd_lanes(low, high), terms.scale, terms.offset));
+  const auto at = [out](int k, int v) { return out + static_cast<size_t>(k) * kPanelRows + v * V::kLanes; };
+  if constexpr (kIsFloat<Format>) {
+    for (int k = 0; k < kc; ++k) {
+      for (int v = 0; v < kPanelRows / V::kLanes; ++v) V::store_f32(at(k, v), load_float<V, Format>(blocks, k, v));
+    }
+  } else if constexpr (kIsE4m3<Format>) {
+    decode_e4m3_pairs<V>(layout, rows, blocks, kc, [&](int k, int v, auto low, auto high, auto scale) KT_INLINE_BODY {
+      V::store_f32(at(k, v), V::mul(V::even_lanes(low, high), scale));
+      V::store_f32(at(k + 1, v), V::mul(V::odd_lanes(low, high), scale));
+    });
+  } else {
+    decode_int_quads<V>(layout, rows, blocks, kc, [&](int k, int v, const auto& w) KT_INLINE_BODY {
+      for (int j = 0; j < 4; ++j) V::store_f32(at(k + j, v), w[j]);
+    });
+  }
+}
+
+template <class V>
+void decode_f32(const Expandable& layout, const uint8_t*, const uint8_t* blocks, int kc, float* out) {
+  expand_blocks(layout, blocks, kc, [out](const uint8_t* expanded, int depth, int k) {
+    const Grouped<kExpanded> to(kExpanded.least_group);
+    decode_f32<V>(to, nullptr, expanded, depth, out + static_cast<size_t>(k) * kPanelRows);
   });
 }
 
 // Lines of bf16 pairs, as in formats/bf16.h. Only for vectors of 16 lanes.
 template <class V, class Format>
 void decode_bf16(const Format& layout, const uint8_t* rows, const uint8_t* blocks, int kc, uint8_t* out) {
-  constexpr bool kOffset = Format::kKind.zeros;
-  decode_pairs<V>(layout, rows, blocks, kc, [&](int k, int, auto low, auto high, const auto& t) KT_INLINE_BODY {
-    const auto a = scaled<V, kOffset>(low, V::twice_low(t.scale), V::twice_low(t.offset));
-    const auto b = scaled<V, kOffset>(high, V::twice_high(t.scale), V::twice_high(t.offset));
-    V::store(out + static_cast<size_t>(k) / 2 * kLineBytes, V::narrow_bf16(a, b));
+  const auto at = [out](int k) { return out + static_cast<size_t>(k) / 2 * kLineBytes; };
+  if constexpr (kIsFloat<Format>) {
+    for (int k = 0; k < kc; k += 2)
+      V::store(at(k), V::narrow_pairs(load_float<V, Format>(blocks, k, 0), load_float<V, Format>(blocks, k + 1, 0)));
+  } else if constexpr (kIsE4m3<Format>) {
+    decode_e4m3_pairs<V>(layout, rows, blocks, kc, [&](int k, int, auto low, auto high, auto scale) KT_INLINE_BODY {
+      V::store(at(k), V::narrow_bf16(V::mul(low, V::twice_low(scale)), V::mul(high, V::twice_high(scale))));
+    });
+  } else {
+    decode_int_quads<V>(layout, rows, blocks, kc, [&](int k, int, const auto& w) KT_INLINE_BODY {
+      V::store(at(k), V::narrow_pairs(w[0], w[1]));
+      V::store(at(k + 2), V::narrow_pairs(w[2], w[3]));
+    });
+  }
+}
+
+template <class V>
+void decode_bf16(const Expandable& layout, const uint8_t*, const uint8_t* blocks, int kc, uint8_t* out) {
+  expand_blocks(layout, blocks, kc, [out](const uint8_t* expanded, int depth, int k) {
+    const Grouped<kExpanded> to(kExpanded.least_group);
+    decode_bf16<V>(to, nullptr, expanded, depth, out + static_cast<size_t>(k) / 2 * kLineBytes);
   });
 }
 

@@ -172,15 +172,15 @@ KT_INLINE typename V::F32 biased(const float* c, const float* bias, int column) 
 }
 
 template <class V, ActivationKind kKind, bool kLimit, bool kBias>
-void swiglu_rows(const float* c, const float* bias, int m, int pairs, Activation activation, uint16_t* h,
-                 size_t h_pitch) {
-  for (int i = 0; i < m; ++i, h += h_pitch) {
-    uint16_t* out = h;
-    for (int p = 0; p < pairs; ++p, c += 2 * kPanelRows, out += kPanelRows) {
+void swiglu_rows(const GateUp& c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
+  for (int i = 0; i < m; ++i) {
+    for (int p = 0; p < pairs; ++p) {
+      const size_t at = i * c.pitch + p * c.step;
+      uint16_t* out = h + i * h_pitch + p * kPanelRows;
       for (int v = 0; v < kPanelRows; v += V::kLanes) {
         const int column = 2 * kPanelRows * p + v;
-        const auto gate = biased<V, kBias>(c + v, bias, column);
-        const auto up = biased<V, kBias>(c + kPanelRows + v, bias, column + kPanelRows);
+        const auto gate = biased<V, kBias>(c.gate + at + v, c.bias, column);
+        const auto up = biased<V, kBias>(c.up + at + v, c.bias, column + kPanelRows);
         V::store_bf16(out + v, activate<V, kKind, kLimit>(activation, gate, up));
       }
     }
@@ -188,23 +188,22 @@ void swiglu_rows(const float* c, const float* bias, int m, int pairs, Activation
 }
 
 template <class V, ActivationKind kKind>
-void swiglu_of_kind(const float* c, const float* bias, int m, int pairs, Activation activation, uint16_t* h,
-                    size_t h_pitch) {
+void swiglu_of_kind(const GateUp& c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
   const bool limit = activation.limit > 0;
-  const auto rows = bias ? (limit ? swiglu_rows<V, kKind, true, true> : swiglu_rows<V, kKind, false, true>)
-                         : (limit ? swiglu_rows<V, kKind, true, false> : swiglu_rows<V, kKind, false, false>);
-  rows(c, bias, m, pairs, activation, h, h_pitch);
+  const auto rows = c.bias ? (limit ? swiglu_rows<V, kKind, true, true> : swiglu_rows<V, kKind, false, true>)
+                           : (limit ? swiglu_rows<V, kKind, true, false> : swiglu_rows<V, kKind, false, false>);
+  rows(c, m, pairs, activation, h, h_pitch);
 }
 
 template <class V>
-void swiglu(const float* c, const float* bias, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
+void swiglu(const GateUp& c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
   switch (activation.kind) {
     case ActivationKind::silu:
-      return swiglu_of_kind<V, ActivationKind::silu>(c, bias, m, pairs, activation, h, h_pitch);
+      return swiglu_of_kind<V, ActivationKind::silu>(c, m, pairs, activation, h, h_pitch);
     case ActivationKind::swiglu_alpha:
-      return swiglu_of_kind<V, ActivationKind::swiglu_alpha>(c, bias, m, pairs, activation, h, h_pitch);
+      return swiglu_of_kind<V, ActivationKind::swiglu_alpha>(c, m, pairs, activation, h, h_pitch);
     case ActivationKind::swigluoai:
-      return swiglu_of_kind<V, ActivationKind::swigluoai>(c, bias, m, pairs, activation, h, h_pitch);
+      return swiglu_of_kind<V, ActivationKind::swigluoai>(c, m, pairs, activation, h, h_pitch);
   }
 }
 

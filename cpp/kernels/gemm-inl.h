@@ -16,6 +16,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/codes-inl.h"
 #include "kernels/kernel.h"
 #include "kernels/unroll.h"
 
@@ -52,10 +53,15 @@ struct TileArgs {
   int group;
 };
 
+// Of a format that is told at run time; defined by the row of instruction sets.
+Expandable expandable(Format format);
+
 // Where things lie in the panels of a call.
 template <class Format>
-constexpr Format layout_of(const GemmArgs& g) {
-  if constexpr (std::is_constructible_v<Format, int>) {
+KT_INLINE Format layout_of(const GemmArgs& g) {
+  if constexpr (std::is_same_v<Format, Expandable>) {
+    return expandable(g.format);
+  } else if constexpr (std::is_constructible_v<Format, int>) {
     return Format(g.group);
   } else {
     return Format{};
@@ -112,7 +118,7 @@ struct PanelSpan {
 template <class Core, class Source>
 KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_end, int i0, int rows, int k0, int kc,
                            Chunk<Core> chunk) {
-  const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;
+  const size_t c_pitch = g.c_pitch;
   for (int step; p < p_end; p += step) {
     step = p_end - p < Core::kPanels ? 1 : Core::kPanels;
     TileArgs t;
@@ -152,6 +158,44 @@ void gemm_stream(const GemmArgs& g) {
       tile_panels<Core, typename Core::template Lines<Format>>(g, w, p, p_end, 0, g.m, k0, kc, Chunk<Core>{a, g.m});
     }
   }
+}
+
+// The same for blocks that are expanded first: a chunk of the panels at hand, behind the rows in the scratch.
+template <class Core>
+void gemm_stream_expanded(const GemmArgs& g) {
+  const int depth = padded_depth(g.k);
+  const size_t chunk_bytes = Chunk<Core>::bytes(g.m);
+  uint8_t* a = g.scratch;
+  for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
+    gather_chunk<Core>(g, 0, g.m, k0, Chunk<Core>{a, g.m});
+  }
+  uint8_t* expanded = a;
+  const Expandable layout = layout_of<Expandable>(g);
+  const size_t packed = layout.panel_bytes(g.k), stride = kExpandedLayout.panel_bytes(Core::kChunk);
+  for (int p = 0; p < g.n_panels; p += Core::kPanels) {
+    const int panels = g.n_panels - p < Core::kPanels ? g.n_panels - p : Core::kPanels;
+    a = g.scratch;
+    for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
+      const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
+      for (int j = 0; j < panels; ++j) {
+        uint8_t* to = expanded + j * stride;
+        const uint8_t* blocks = g.panels + (p + j) * packed + layout.offset(k0);
+        for (int k = 0; k < kc; k += GroupedLayout::kBlock, blocks += layout.block_bytes()) {
+          layout.expand(blocks, kc - k < GroupedLayout::kBlock ? kc - k : GroupedLayout::kBlock, to);
+          to += kExpandedLayout.block_bytes();
+        }
+      }
+      GemmArgs part = g;
+      part.c = g.c + static_cast<size_t>(p) * kPanelRows;
+      part.group = kExpanded.least_group;
+      tile_panels<Core, void>(part, {expanded, stride, expanded, stride}, 0, panels, 0, g.m, k0, kc,
+                              Chunk<Core>{a, g.m});
+    }
+  }
+}
+template <class Core>
+constexpr size_t expanded_scratch() {
+  return Core::kPanels * kExpandedLayout.panel_bytes(Core::kChunk);
 }
 
 // Fetches the next chunk of every panel into L2, a few lines behind each register tile: without it the first rows of a
@@ -231,8 +275,12 @@ void gemm_vector(const GemmArgs& g) {
 }
 
 template <class Core>
+constexpr size_t stream_scratch(int k) {
+  return Chunk<Core>::bytes(Core::kRows) * div_up(padded_depth(k), Core::kChunk);
+}
+template <class Core>
 constexpr size_t gemm_scratch(int k, int n_panels) {
-  const size_t stream = Chunk<Core>::bytes(Core::kRows) * div_up(padded_depth(k), Core::kChunk);
+  const size_t stream = stream_scratch<Core>(k);
   const size_t blocked =
       Chunk<Core>::bytes(Core::kRows) + static_cast<size_t>(n_panels) * Core::kChunk * kPanelRows * Core::kDecodedBytes;
   return stream > blocked ? stream : blocked;

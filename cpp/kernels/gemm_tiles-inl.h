@@ -317,7 +317,7 @@ KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, in
   // bf16 keeps its sums in c between steps; a whole slab at once moves c least (k = 7168: 7.4 TFLOPS at 512, 9.6 at
   // 1024).
   const int step = Core::kInt ? g.acts.span : TileScratch<Core>::kDepth;
-  const size_t c_pitch = static_cast<size_t>(g.n_panels) * kPanelRows;
+  const size_t c_pitch = g.c_pitch;
   TileBlock t{};
   t.a_pitch = rows.pitch;
   t.a_step = rows.step;

@@ -2,6 +2,7 @@
 // it includes lives in unnamed namespaces, so that no code built for one CPU can be linked into another's path.
 #include "kernels/kernel.h"
 
+#include "formats/gguf_raw.h"
 #include "kernels/elementwise-inl.h"
 #include "kernels/gemm_tiles-inl.h"
 #include "kernels/isa/row.h"
@@ -38,9 +39,9 @@ constexpr ActKind kInt8Act = ActKind::s16;
 #endif
 
 // Tiles pay off as soon as a vector tile of rows is exceeded.
-template <class Core, class TileCore, class Format, class FewRows = Core>
+template <class Core, class TileCore, class Format, class FewRowsCore = Core>
 void gemm(const GemmArgs& g) {
-  if (g.m <= FewRows::kRows) return gemm_stream<FewRows, Format>(g);
+  if (g.m <= FewRowsCore::kRows) return gemm_stream<FewRowsCore, Format>(g);
 #if defined(KT_HAS_TILES)
   if (g.m > Core::kRows) return gemm_tiles<V, Tiles, TileCore, Format>(g);
 #endif
@@ -49,24 +50,32 @@ void gemm(const GemmArgs& g) {
 
 // A few rows read the packed bytes once; more share a decoded copy.
 #if defined(KT_HAS_VNNI)
-using ByteSums = ByteQuads<V>;
+template <int kCode, int kDepth>
+using IntSums = ByteQuads<V>;
 #else
-using ByteSums = BytePairs<V>;
+template <int kCode, int kDepth>
+using IntSums = std::conditional_t<BytePairs<V>::holds(kCode, kDepth), BytePairs<V>, WordPairs<V>>;
 #endif
-template <class Format>
-constexpr bool kIsE4m3 = Format::kKind.codes == Codes::e4m3;
-template <class Format, bool = kIsE4m3<Format>>
-struct FewRowsOf {
-  using Core = GroupedIntCore<V, Format, ByteSums>;
-};
-template <class Format>
-struct FewRowsOf<Format, true> {
 #if defined(KT_HAS_BF16)
-  using Core = GroupedBf16Core<V, Format>;
+template <class Format>
+using E4m3Core = GroupedBf16Core<V, Format>;
 #else
-  using Core = GroupedF32Core<V, Format>;
+template <class Format>
+using E4m3Core = GroupedF32Core<V, Format>;
 #endif
-};
+template <class Format>
+constexpr auto few_rows() {
+  if constexpr (kIsFloat<Format>) {
+    return F32Core<V>{};
+  } else if constexpr (kIsE4m3<Format>) {
+    return E4m3Core<Format>{};
+  } else {
+    using Sums = IntSums<CodeBytes<V, Format::kKind>::kMost, kStepDepth / Format::kHalves>;
+    return GroupedIntCore<V, Format, Sums>{};
+  }
+}
+template <class Format>
+using FewRows = decltype(few_rows<Format>());
 
 // Rows up to which decoding in registers, four rows at a time, beats a decoded copy (k = 2048: AVX2 and f32 cross at 16
 // to 24 rows, bf16 at 12 to 15, tiles at 8).
@@ -78,9 +87,24 @@ constexpr int kRegisterRows = 12;
 constexpr int kRegisterRows = 16;
 #endif
 
+// As few passes over the panels as there are register tiles of rows.
+template <class Core>
+void in_passes(const GemmArgs& g, void (*stream)(const GemmArgs&)) {
+  const int passes = div_up(g.m, Core::kRows);
+  for (int pass = 0; pass < passes; ++pass) {
+    const int i = g.m * pass / passes;
+    GemmArgs part = g;
+    part.m = g.m * (pass + 1) / passes - i;
+    if (g.rows) part.rows = g.rows + i;
+    part.first_row = g.first_row + i;
+    part.c = g.c + i * g.c_pitch;
+    stream(part);
+  }
+}
+
 template <class TileCore, class Format>
 void gemm_grouped(const GemmArgs& g) {
-  using FewRows = typename FewRowsOf<Format>::Core;
+  using Core = FewRows<Format>;
   if (g.m > kRegisterRows) {
 #if defined(KT_HAS_TILES)
     return gemm_tiles<V, Tiles, TileCore, Format>(g);
@@ -88,16 +112,7 @@ void gemm_grouped(const GemmArgs& g) {
     return gemm_blocked<FloatCore, Format>(g);
 #endif
   }
-  const int passes = div_up(g.m, FewRows::kRows);
-  for (int pass = 0; pass < passes; ++pass) {
-    const int i = g.m * pass / passes;
-    GemmArgs part = g;
-    part.m = g.m * (pass + 1) / passes - i;
-    if (g.rows) part.rows = g.rows + i;
-    part.first_row = g.first_row + i;
-    part.c = g.c + static_cast<size_t>(i) * g.n_panels * kPanelRows;
-    gemm_stream<FewRows, Format>(part);
-  }
+  in_passes<Core>(g, gemm_stream<Core, Format>);
 }
 
 #if defined(KT_HAS_TILES)
@@ -119,25 +134,93 @@ constexpr int kManyRowsSpan = kActGroup;
 #endif
 
 template <GroupedKind kKind>
-constexpr FormatKernels checkpoint_format() {
+constexpr FormatKernels grouped() {
   return {ActKind::bf16, gemm_grouped<FloatTiles, Grouped<kKind>>, nullptr};
+}
+
+// Types of GGUF. The few rows of the most common ones are multiplied without expanding first (one core from cache, of
+// packed bytes: FUSED_GAIN).
+template <Format kFormat>
+void expand(const uint8_t* block, int depth, uint8_t* out) {
+  if constexpr (grouped_kind(kFormat)->codes == Codes::raw) {
+    expand_raw(kFormat, block, out);
+  } else {
+    expand_block<V, *grouped_kind(kFormat)>(block, depth, out);
+  }
+}
+
+Expandable expandable(Format format) {
+  const GroupedKind& kind = *grouped_kind(format);
+  switch (format) {
+#define KT_EXPANDABLE(name) \
+  case Format::name:        \
+    return {{kind, kind.least_group}, expand<Format::name>};
+    KT_EXPANDABLE(q4_0)
+    KT_EXPANDABLE(q4_1)
+    KT_EXPANDABLE(q5_0)
+    KT_EXPANDABLE(q5_1)
+    KT_EXPANDABLE(q8_0)
+    KT_EXPANDABLE(q2_k)
+    KT_EXPANDABLE(q3_k)
+    KT_EXPANDABLE(q4_k)
+    KT_EXPANDABLE(q5_k)
+    KT_EXPANDABLE(q6_k)
+    KT_EXPANDABLE(iq4_nl)
+    KT_EXPANDABLE(iq4_xs)
+    KT_EXPANDABLE(tq2_0)
+    KT_EXPANDABLE(tq1_0)
+    KT_EXPANDABLE(iq1_s)
+    KT_EXPANDABLE(iq1_m)
+    KT_EXPANDABLE(iq2_xxs)
+    KT_EXPANDABLE(iq2_xs)
+    KT_EXPANDABLE(iq2_s)
+    KT_EXPANDABLE(iq3_xxs)
+    KT_EXPANDABLE(iq3_s)
+#undef KT_EXPANDABLE
+    default:
+      return {{kExpanded, kExpanded.least_group}, nullptr};
+  }
+}
+
+void gemm_many_expanded(const GemmArgs& g) {
+#if defined(KT_HAS_TILES)
+  gemm_tiles<V, Tiles, FloatTiles, Expandable>(g);
+#else
+  gemm_blocked<FloatCore, Expandable>(g);
+#endif
+}
+
+void gemm_expanded(const GemmArgs& g) {
+  using Core = FewRows<Grouped<kExpanded>>;
+  if (g.m > kRegisterRows) return gemm_many_expanded(g);
+  in_passes<Core>(g, gemm_stream_expanded<Core>);
+}
+
+template <GroupedKind kKind>
+void gemm_fused(const GemmArgs& g) {
+  using Core = FewRows<Grouped<kKind>>;
+  if (g.m > kRegisterRows) return gemm_many_expanded(g);
+  in_passes<Core>(g, gemm_stream<Core, Grouped<kKind>>);
+}
+
+constexpr FormatKernels expanded() { return {ActKind::bf16, gemm_expanded, nullptr}; }
+template <GroupedKind kKind>
+constexpr FormatKernels fused() {
+  return {ActKind::bf16, gemm_fused<kKind>, nullptr};
 }
 
 size_t scratch_bytes(int k, int n_panels) {
   size_t bytes = gemm_scratch<FloatCore>(k, n_panels);
   const size_t others[] = {
-      gemm_scratch<Int8Core>(k, n_panels),
-      gemm_scratch<Int4Core>(k, n_panels),
-      gemm_scratch<Int4gFewRows>(k, n_panels),
-      gemm_scratch<typename FewRowsOf<Grouped<kFp8>>::Core>(k, n_panels),
-      gemm_scratch<typename FewRowsOf<Grouped<kNvfp4>>::Core>(k, n_panels),
+      gemm_scratch<Int8Core>(k, n_panels),         gemm_scratch<Int4Core>(k, n_panels),
+      gemm_scratch<Int4gFewRows>(k, n_panels),     stream_scratch<FewRows<Grouped<kFp8>>>(k),
+      stream_scratch<FewRows<Grouped<kNvfp4>>>(k), stream_scratch<F32Core<V>>(k),
 #if defined(KT_HAS_TILES)
-      TileScratch<FloatTiles>::bytes(kMaxRows),
-      TileScratch<IntTiles>::bytes(kMaxRows),
+      TileScratch<FloatTiles>::bytes(kMaxRows),    TileScratch<IntTiles>::bytes(kMaxRows),
 #endif
   };
   for (size_t other : others) bytes = other > bytes ? other : bytes;
-  return bytes;
+  return bytes + expanded_scratch<FewRows<Grouped<kExpanded>>>();
 }
 
 constexpr IsaTable kTable = {
@@ -146,13 +229,36 @@ constexpr IsaTable kTable = {
      {kInt8Act, gemm<Int8Core, IntTiles, Int8>, pack_int8},
      {ActKind::s8, gemm<Int4Core, IntTiles, Int4>, pack_int4},
      {ActKind::s8, gemm<Int4Core, IntTiles, Int4g, Int4gFewRows>, pack_int4g},
-     checkpoint_format<kFp8>(),
-     checkpoint_format<kFp8c>(),
-     checkpoint_format<kMxfp8>(),
-     checkpoint_format<kMxfp4>(),
-     checkpoint_format<kNvfp4>(),
-     checkpoint_format<kRawint4>(),
-     checkpoint_format<kInt4z>()},
+     grouped<kFp8>(),
+     grouped<kFp8c>(),
+     grouped<kMxfp8>(),
+     grouped<kMxfp4>(),
+     grouped<kNvfp4>(),
+     grouped<kRawint4>(),
+     grouped<kInt4z>(),
+     grouped<kF32>(),
+     grouped<kF16>(),
+     fused<kQ4_0>(),
+     expanded(),
+     expanded(),
+     expanded(),
+     fused<kQ8_0>(),
+     expanded(),
+     expanded(),
+     fused<kQ4_K>(),
+     fused<kQ5_K>(),
+     fused<kQ6_K>(),
+     expanded(),
+     expanded(),
+     expanded(),
+     expanded(),
+     expanded(),
+     expanded(),
+     expanded(),
+     expanded(),
+     expanded(),
+     expanded(),
+     expanded()},
     quantise<V>,
     swiglu<V>,
     accumulate<V>,

@@ -45,10 +45,12 @@ struct GemmArgs {
   const int32_t* rows;
   int first_row;
   int m;
-  float* c;             // row pitch 16 * n_panels, room for m rounded up to kRowUnit rows
+  float* c;             // room for m rounded up to kRowUnit rows
+  size_t c_pitch;       // elements from row to row, at least 16 * n_panels
   uint8_t* scratch;     // IsaTable::gemm_scratch_bytes(k, n_panels)
   const uint8_t* next;  // where the caller will read weights next, for prefetching; may be null
-  int group;            // of checkpoint formats
+  int group;            // of the panels, where the format has groups
+  Format format;        // of the panels; only kernels that several formats share look at it
 };
 
 // Tile kernels work on whole blocks of rows: c, and activations without a row list, need room for so many.
@@ -67,11 +69,20 @@ struct Activation {
   float alpha = 0;  // not of silu
 };
 
+// Products of gate and up: of row i and pair p the 16 at gate + i * pitch + p * step, and likewise of up. Biases, if
+// not null, lie as 16 of gate and 16 of up for each pair and are added.
+struct GateUp {
+  const float* gate;
+  const float* up;
+  size_t pitch, step;
+  const float* bias;
+};
+
 struct FormatKernels {
   ActKind act;
   void (*gemm)(const GemmArgs& args);
   // Packs rows (<= 16) x k bf16 values, row r at source + r * row_pitch (in elements), into one panel. Null for
-  // checkpoint formats.
+  // formats that keep the codes of a file.
   void (*pack)(const uint16_t* source, size_t row_pitch, int rows, int k, uint8_t* panel);
 };
 
@@ -83,10 +94,8 @@ struct IsaTable {
   // one scale. A row may be cut at multiples of span and quantised piece by piece.
   void (*quantise)(ActKind kind, const uint16_t* x, int k, int span, uint8_t* data, float* scales, int32_t* group_sums,
                    int32_t* sums);
-  // h[i][16 p + j] = activation(y[i][32 p + j], y[i][32 p + 16 + j]) as bf16, for i < m, p < pairs, with y[i] = c[i] +
-  // bias, or c[i] where bias is null; h_pitch in elements.
-  void (*swiglu)(const float* c, const float* bias, int m, int pairs, Activation activation, uint16_t* h,
-                 size_t h_pitch);
+  // h[i][16 p + j] = activation(gate, up) as bf16, for i < m, p < pairs; h_pitch in elements.
+  void (*swiglu)(const GateUp& c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch);
   // acc[j] += weight * c[j], n a multiple of 16.
   void (*accumulate)(float* acc, const float* c, float weight, int n);
   // out[j] = bf16(sum of parts[p][j] + addend[j]), any n; addend may be null, or out itself.

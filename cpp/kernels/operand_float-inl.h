@@ -31,12 +31,12 @@ KT_INLINE void start_tile(const TileArgs& t, typename V::F32 (&acc)[S][R][N]) {
   }
 }
 
-// Weights of k and k + 1 as f32, from bf16 pairs or from lines that are f32 already.
+// Weights of k and k + 1 as f32, of the v-th vector of rows.
 template <class V>
 struct Bf16Lines {
   static constexpr size_t kPairBytes = kLineBytes;
-  static KT_INLINE typename V::F32 weight(const uint8_t* pair, int half) {
-    const auto bits = V::load(pair);
+  static KT_INLINE typename V::F32 weight(const uint8_t* line, size_t stride, int v, int half) {
+    const auto bits = V::load(vector_at<V>(line, stride, v));
     const auto high_half = V::set1_32(static_cast<int32_t>(0xffff0000));
     return V::bits_to_f32(half ? V::bit_and(bits, high_half) : V::template shift_left_32<16>(bits));
   }
@@ -44,12 +44,33 @@ struct Bf16Lines {
 template <class V>
 struct F32Lines {
   static constexpr size_t kPairBytes = 2 * kLineBytes;
-  static KT_INLINE typename V::F32 weight(const uint8_t* pair, int half) {
-    return V::load_f32(reinterpret_cast<const float*>(pair + half * kLineBytes));
+  static KT_INLINE typename V::F32 weight(const uint8_t* line, size_t stride, int v, int half) {
+    return V::load_f32(reinterpret_cast<const float*>(vector_at<V>(line, stride, v) + half * kLineBytes));
+  }
+};
+// 16 f16 of one k, then those of the next.
+template <class V>
+struct F16Lines {
+  static constexpr size_t kPairBytes = kLineBytes;
+  static KT_INLINE typename V::F32 weight(const uint8_t* line, size_t stride, int v, int half) {
+    constexpr int kVectors = kPanelRows / V::kLanes;
+    const uint8_t* at = line + v / kVectors * stride + v % kVectors * V::kLanes * 2 + half * kLineBytes / 2;
+    return V::load_f16(reinterpret_cast<const uint16_t*>(at));
   }
 };
 
-// Checkpoint formats become lines of floats for the blocked path, scales included; bf16 panels are such lines.
+// What the lines of a packed panel of floats are.
+template <class V, class Format>
+struct FloatLines {
+  using Lines = std::conditional_t<Format::kKind.codes == Codes::f16, F16Lines<V>, F32Lines<V>>;
+};
+template <class V>
+struct FloatLines<V, Bf16> {
+  using Lines = Bf16Lines<V>;
+};
+
+// Formats of formats/grouped.h become lines of floats for the blocked path, scales included; bf16 panels are such
+// lines.
 template <class V, class Format, class Decoded>
 struct FloatDecoder {
   static constexpr bool kNeeded = true;
@@ -77,7 +98,7 @@ struct F32Core {
   static constexpr int kInits = 0;
   static constexpr int kDecodedBytes = 4;
   template <class Format>
-  using Lines = Bf16Lines<V>;
+  using Lines = typename FloatLines<V, Format>::Lines;
   template <class Format>
   using Decoder = FloatDecoder<V, Format, F32Lines<V>>;
 
@@ -103,7 +124,7 @@ struct F32Core {
           typename V::F32 w[N];
           KT_UNROLL
           for (int v = 0; v < N; ++v)
-            w[v] = Source::weight(vector_at<V>(fresh(line), t.panel_stride, v) + u * Source::kPairBytes, half);
+            w[v] = Source::weight(fresh(line) + u * Source::kPairBytes, t.panel_stride, v, half);
           constexpr size_t kPitch = Chunk<F32Core>::kPitch / 4;
           KT_UNROLL
           for (int r = 0; r < R; ++r) {

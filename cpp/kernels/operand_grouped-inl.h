@@ -1,5 +1,5 @@
-// Checkpoint formats times a few rows: codes are decoded in registers and each group's sum is scaled once, so that
-// nothing but the packed bytes is read and no weight is rounded.
+// Formats of formats/grouped.h times a few rows: codes are decoded in registers and each group's sum is scaled once, so
+// that nothing but the packed bytes is read and no weight is rounded.
 #pragma once
 
 #include "kernels/codes-inl.h"
@@ -28,7 +28,7 @@ struct GroupedCore {
   // Of the v-th vector of rows, counted over the panels.
   static KT_INLINE typename V::F32 scales(const TileArgs& t, const uint8_t* block, int group, int v) {
     const uint8_t* of_panel = block + v / kVectors * t.panel_stride;
-    return load_scales<V, kKind.scales>(of_panel + group * kPanelRows * scale_bytes(kKind.scales), v % kVectors);
+    return load_scales<V, kKind.scales>(scales_at<Format>(of_panel, group), v % kVectors);
   }
   static KT_INLINE typename V::F32 rows(const TileArgs& t, int v, float unit) {
     return row_unit<V, Format>(reinterpret_cast<const uint8_t*>(t.scales[v / kVectors]), v % kVectors, unit);
@@ -77,7 +77,7 @@ KT_INLINE void clear(typename V::F32 (&x)[R][N]) {
 template <class V, class Format>
 struct GroupedF32Core : GroupedCore<V, Format> {
   using Base = GroupedCore<V, Format>;
-  using Words = CodeWords<V, Codes::e4m3>;
+  using Words = E4m3Words<V>;
   static constexpr int kChunk = Base::kChunk;
   static constexpr int kElementBytes = 4;
   static constexpr int kInits = 0;
@@ -101,7 +101,6 @@ struct GroupedF32Core : GroupedCore<V, Format> {
     constexpr int S = chains(R * 2 * (kWhole<R> ? Base::kFull : 1));
     constexpr size_t kPitch = Chunk<GroupedF32Core>::kPitch / 4;
     const Format layout(t.group);
-    const auto table = Words::table();
     const float* a = reinterpret_cast<const float*>(chunk.base);
     typename V::F32 total[R][N];
     clear<V>(total);
@@ -117,7 +116,7 @@ struct GroupedF32Core : GroupedCore<V, Format> {
         for (const int end = k + layout.group < depth ? k + layout.group : depth; k < end;
              k += kStepDepth, a += kStepDepth, lines += Format::kStepBytes) {
           fetch_ahead<Format::kStepBytes, div_up(N, Base::kVectors)>(lines, t.panel_stride);
-          Words::template pairs<N>(table, lines, t.panel_stride,
+          Words::template pairs<N>(lines, t.panel_stride,
                                    [&](int pair, const typename V::Int(&words)[N]) KT_INLINE_BODY {
                                      typename V::F32 w[2][N];
                                      KT_UNROLL
@@ -224,45 +223,90 @@ struct GroupedBf16Core : GroupedCore<V, Format> {
   }
 };
 
-// How sums of u8 x s8 over 32 k become int32.
+// Activations as integers, and how products with codes are summed up. Two kinds of activations:
+//   planes  128 high + low with |high| <= 64 and -64 <= low < 64: u8 x s8 twice over, four products per lane and
+//           operation, half of the operations that floats would take; they err by 2^-14 of the largest of 256
+//   words   16 bits, for codes so large that int16 could not hold sums of their products
 template <class V>
-struct BytePairs {
-  // int16 holds 32 k: 8 sums of two products within 24 * 64 each.
-  static_assert(8 * 2 * 24 * 64 < 32768);
-  static KT_INLINE typename V::Int dot(typename V::Int sum, typename V::Int w, typename V::Int x) {
-    return V::add_16(sum, V::madd_u8s8(w, x));
+struct Planes {
+  using Int = typename V::Int;
+  static constexpr bool kWords = false;
+  static constexpr float kMost = 8191;
+  static constexpr int kParts = 2;
+  struct Acts {
+    Int high, low;
+  };
+  using Codes = Int;
+  template <int kChunk>
+  static KT_INLINE Acts load(const uint8_t* a, int quad) {
+    return {V::broadcast32(a + 4 * quad), V::broadcast32(a + kChunk + 4 * quad)};
   }
-  static KT_INLINE typename V::Int join(typename V::Int high, typename V::Int low) {
-    return V::add_32(V::madd_s16(high, V::set1_32(0x00800080)), V::madd_s16(low, V::set1_32(0x00010001)));
+  static KT_INLINE Int prepare(Int bytes) { return bytes; }
+};
+template <class V>
+struct BytePairs : Planes<V> {
+  using Int = typename V::Int;
+  // int16 holds 16 k, or 32, of the largest code.
+  static constexpr bool holds(int code, int k) { return code * 64 * (k / 2) < 32768; }
+  static KT_INLINE void dot(Int (&sum)[2], Int w, const typename Planes<V>::Acts& x) {
+    sum[0] = V::add_16(sum[0], V::madd_u8s8(w, x.high));
+    sum[1] = V::add_16(sum[1], V::madd_u8s8(w, x.low));
+  }
+  static KT_INLINE Int join(const Int (&sum)[2]) {
+    return V::add_32(V::madd_s16(sum[0], V::set1_32(0x00800080)), V::madd_s16(sum[1], V::set1_32(0x00010001)));
   }
 };
 template <class V>
-struct ByteQuads {
-  static KT_INLINE typename V::Int dot(typename V::Int sum, typename V::Int w, typename V::Int x) {
-    return V::dot_u8s8(sum, w, x);
+struct ByteQuads : Planes<V> {
+  using Int = typename V::Int;
+  static constexpr bool holds(int, int) { return true; }
+  static KT_INLINE void dot(Int (&sum)[2], Int w, const typename Planes<V>::Acts& x) {
+    sum[0] = V::dot_u8s8(sum[0], w, x.high);
+    sum[1] = V::dot_u8s8(sum[1], w, x.low);
   }
-  static KT_INLINE typename V::Int join(typename V::Int high, typename V::Int low) {
-    return V::add_32(V::template shift_left_32<7>(high), low);
+  static KT_INLINE Int join(const Int (&sum)[2]) { return V::add_32(V::template shift_left_32<7>(sum[0]), sum[1]); }
+};
+template <class V>
+struct WordPairs {
+  using Int = typename V::Int;
+  static constexpr bool kWords = true;
+  static constexpr float kMost = 32767;
+  static constexpr int kParts = 1;
+  static constexpr bool holds(int, int) { return true; }  // int32: 255 * 32767 * 256 < 2^31
+  struct Acts {
+    Int even, odd;
+  };
+  struct Codes {
+    Int even, odd;
+  };
+  template <int>
+  static KT_INLINE Acts load(const uint8_t* a, int quad) {
+    return {V::broadcast32(a + 8 * quad), V::broadcast32(a + 8 * quad + 4)};
   }
+  // The bytes of a lane are k0 k2 k1 k3.
+  static KT_INLINE Codes prepare(Int bytes) {
+    return {V::bit_and(bytes, V::set1_32(0x00ff00ff)), V::template shift_right_16<8>(bytes)};
+  }
+  static KT_INLINE void dot(Int (&sum)[1], const Codes& w, const Acts& x) {
+    sum[0] = V::add_32(sum[0], V::madd_s16(w.even, x.even));
+    sum[0] = V::add_32(sum[0], V::madd_s16(w.odd, x.odd));
+  }
+  static KT_INLINE Int join(const Int (&sum)[1]) { return sum[0]; }
 };
 
-// 4 bits: codes as unsigned bytes, activations as 128 high + low with |high| <= 64 and -64 <= low < 64, one scale per
-// 256. Four products per lane and operation twice over take half of the operations that floats would; the activations
-// err by 2^-14 of the largest of 256.
+// Codes as unsigned bytes, times integers; one scale of activations per 256.
 template <class V, class Format, class Sums>
 struct GroupedIntCore : GroupedCore<V, Format> {
   using Base = GroupedCore<V, Format>;
+  using Bytes = CodeBytes<V, Format::kKind>;
+  using Int = typename V::Int;
   static constexpr int kChunk = Base::kChunk;
-  static constexpr int kElementBytes = 2;  // the high parts of a chunk, then the low ones
+  static constexpr int kElementBytes = 2;  // planes: the high parts of a chunk, then the low ones
   static constexpr int kHalves = Format::kHalves;
   static constexpr int kSumDepth = kStepDepth / kHalves;
   static constexpr int kInits = kChunk / kSumDepth;
-  static constexpr float kMost = 8191;
-  static constexpr bool kTable = Base::kKind.codes == Codes::e2m1;
-  // value = kUnit * (byte - kOffset)
-  static constexpr int kOffset = kTable ? 12 : 8;
-  static constexpr float kUnit = kTable ? 0.5f : 1.0f;
-  alignas(16) static constexpr uint8_t kBytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  static constexpr Mins kMins = Base::kKind.mins;
+  static_assert(Sums::holds(Bytes::kMost, kSumDepth));
 
   static void gather(const Acts& acts, int row, int k0, int kc, int k, uint8_t* dst, float* scales, int32_t* sums) {
     const uint16_t* src = reinterpret_cast<const uint16_t*>(acts.data + row * acts.pitch) + k0;
@@ -270,28 +314,37 @@ struct GroupedIntCore : GroupedCore<V, Format> {
       const int left = kc - g < kActGroup ? kc - g : kActGroup, valid = k - k0 - g < left ? k - k0 - g : left;
       alignas(64) float values[kActGroup];
       widen_row<V>(src + g, valid, left, values);
-      const SpanScale common = scale_of_span<V>(values, left, kMost);
+      const SpanScale common = scale_of_span<V>(values, left, Sums::kMost);
       scales[g / kActGroup] = common.scale;
-      alignas(64) int8_t high[kActGroup], low[kActGroup];
+      alignas(64) int16_t q[kActGroup];
       for (int i = 0; i < left; i += V::kLanes) {
-        auto q = V::set1_32(0);
         // An inverse of 0 stands for values that are 0, or NaN and carried by the scale.
-        if (common.inverse != 0.0f) q = V::round_to_32(V::mul(V::load_f32(values + i), V::set1_f32(common.inverse)));
-        // floor((q + 64) / 128), by a logical shift of what is not negative
-        const auto h = V::sub_32(V::template shift_right_32<7>(V::add_32(q, V::set1_32(64 + 8192))), V::set1_32(64));
-        V::store_low_8(high + i, h);
-        V::store_low_8(low + i, V::sub_32(q, V::template shift_left_32<7>(h)));
+        const auto x = V::mul(V::load_f32(values + i), V::set1_f32(common.inverse));
+        V::store_low_16(q + i, common.inverse != 0.0f ? V::round_to_32(x) : V::set1_32(0));
       }
       for (int i = 0; i < left; i += kSumDepth) {
         int32_t sum = 0;
-        for (int j = i; j < i + kSumDepth; ++j) sum += 128 * high[j] + low[j];
+        for (int j = i; j < i + kSumDepth; ++j) sum += q[j];
         sums[(g + i) / kSumDepth] = sum;
       }
-      put_swapped(high, left, dst + g);
-      put_swapped(low, left, dst + kChunk + g);
+      if constexpr (Sums::kWords) {
+        std::memcpy(dst + 2 * g, q, 2 * static_cast<size_t>(left));
+      } else {
+        put_planes(q, left, dst + g, dst + kChunk + g);
+      }
     }
   }
 
+  static KT_INLINE void put_planes(const int16_t* q, int count, uint8_t* high, uint8_t* low) {
+    alignas(64) int8_t parts[2][kActGroup];
+    for (int i = 0; i < count; ++i) {
+      const int16_t h = static_cast<int16_t>((q[i] + 64) >> 7);
+      parts[0][i] = static_cast<int8_t>(h);
+      parts[1][i] = static_cast<int8_t>(q[i] - 128 * h);
+    }
+    put_swapped(parts[0], count, high);
+    put_swapped(parts[1], count, low);
+  }
   // Four k as they lie in a lane of codes: k0 k2 k1 k3.
   static KT_INLINE void put_swapped(const int8_t* from, int count, uint8_t* to) {
     for (int i = 0; i < count; i += 4) {
@@ -317,12 +370,13 @@ struct GroupedIntCore : GroupedCore<V, Format> {
     for (int kb = 0, index = 0; kb < t.kc; kb += kActGroup, block += layout.block_bytes(), ++index) {
       const int depth = t.kc - kb < kActGroup ? t.kc - kb : kActGroup;
       const uint8_t* lines = block + layout.head + v0 * V::kBytes;
-      const uint8_t* a = chunk.base + kb;
+      const uint8_t* a = chunk.base + kb * (Sums::kWords ? 2 : 1);
       const int32_t* sums = chunk.inits(0) + kb / kSumDepth;
-      typename V::F32 part[R][N];
+      typename V::F32 part[R][N], lows[R][N];
       clear<V>(part);
+      clear<V>(lows);
       for (int k = 0; k < depth;) {
-        typename V::Int acc[kHalves][R][N];
+        Int acc[kHalves][R][N];
         int32_t of_acts[kHalves][R];
         KT_UNROLL
         for (int h = 0; h < kHalves; ++h) {
@@ -336,7 +390,7 @@ struct GroupedIntCore : GroupedCore<V, Format> {
         const int group = k / layout.group;
         const int span = layout.group < kStepDepth ? kStepDepth : layout.group;
         for (const int end = k + span < depth ? k + span : depth; k < end;
-             k += kStepDepth, a += kStepDepth, lines += Format::kStepBytes, sums += kHalves) {
+             k += kStepDepth, a += kStepDepth * (Sums::kWords ? 2 : 1), lines += Format::kStepBytes, sums += kHalves) {
           fetch_ahead<Format::kStepBytes, div_up(N, Base::kVectors)>(lines, t.panel_stride);
           step<R, N>(lines, t.panel_stride, a, acc);
           KT_UNROLL
@@ -346,86 +400,102 @@ struct GroupedIntCore : GroupedCore<V, Format> {
           }
         }
         KT_UNROLL
-        for (int h = 0; h < kHalves; ++h) {
-          KT_UNROLL
-          for (int v = 0; v < N; ++v) {
-            const auto scale = Base::scales(t, block, group + h, v0 + v);
-            KT_UNROLL
-            for (int r = 0; r < R; ++r) {
-              typename V::F32 value;
-              if constexpr (Base::kKind.zeros) {
-                const uint8_t* of_panel = vector_at_bytes(t, block + layout.zeros_at + group * kPanelRows, v0 + v);
-                const auto zeros = V::to_f32(V::load_u8(of_panel));
-                value = V::fma(zeros, V::set1_f32(-static_cast<float>(of_acts[h][r])), V::to_f32(acc[h][r][v]));
-              } else {
-                value = V::to_f32(V::sub_32(acc[h][r][v], V::set1_32(kOffset * of_acts[h][r])));
-              }
-              part[r][v] = V::fma(value, scale, part[r][v]);
-            }
-          }
-        }
+        for (int h = 0; h < kHalves; ++h)
+          add_group<R, N>(t, layout, block, group + h, v0, acc[h], of_acts[h], part, lows);
       }
+      apply_supers<R, N>(t, layout, block, v0, part, lows);
       Base::template add_to_c<R, N>(t, v0, t.first && kb == 0, part, [&](int r, int v) KT_INLINE_BODY {
-        return V::mul(Base::rows(t, v0 + v, kUnit), V::set1_f32(chunk.scales(r)[index]));
+        return V::mul(Base::rows(t, v0 + v, Bytes::kUnit), V::set1_f32(chunk.scales(r)[index]));
       });
     }
   }
 
-  static KT_INLINE const uint8_t* vector_at_bytes(const TileArgs& t, const uint8_t* bytes, int v) {
-    return bytes + v / Base::kVectors * t.panel_stride + v % Base::kVectors * V::kLanes;
+  static KT_INLINE const uint8_t* of_panel(const TileArgs& t, const uint8_t* block, int v) {
+    return block + v / Base::kVectors * t.panel_stride;
   }
 
-  // 32 k. With half groups the low nibbles are the first and the high ones the second.
+  // part += scale * (acc - offset or zero * sum of activations) [+ min * sum]; lows += min * sum where super_min scales
+  // it.
   template <int R, int N>
-  static KT_INLINE void step(const uint8_t* lines, size_t stride, const uint8_t* a,
-                             typename V::Int (&acc)[kHalves][R][N]) {
+  static KT_INLINE void add_group(const TileArgs& t, const Format& layout, const uint8_t* block, int group, int v0,
+                                  const Int (&acc)[R][N], const int32_t (&of_acts)[R], typename V::F32 (&part)[R][N],
+                                  typename V::F32 (&lows)[R][N]) {
+    KT_UNROLL
+    for (int v = 0; v < N; ++v) {
+      const auto scale = Base::scales(t, block, group, v0 + v);
+      auto min = V::zero_f32();
+      if constexpr (kMins != Mins::none)
+        min = load_mins<V, kMins>(mins_at(layout, of_panel(t, block, v0 + v), group), (v0 + v) % Base::kVectors);
+      KT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        auto sum = acc[r][v];
+        if constexpr (Bytes::kOffset) sum = V::sub_32(sum, V::set1_32(Bytes::kOffset * of_acts[r]));
+        auto value = V::to_f32(sum);
+        const auto acts = V::to_f32(V::set1_32(kMins == Mins::zeros ? -of_acts[r] : of_acts[r]));
+        if constexpr (kMins == Mins::zeros) value = V::fma(min, acts, value);
+        part[r][v] = V::fma(value, scale, part[r][v]);
+        if constexpr (kMins == Mins::f16 || kMins == Mins::f32) part[r][v] = V::fma(min, acts, part[r][v]);
+        if constexpr (has_super_min(kMins)) lows[r][v] = V::fma(min, acts, lows[r][v]);
+      }
+    }
+  }
+
+  template <int R, int N>
+  static KT_INLINE void apply_supers(const TileArgs& t, const Format& layout, const uint8_t* block, int v0,
+                                     typename V::F32 (&part)[R][N], const typename V::F32 (&lows)[R][N]) {
+    if constexpr (has_super(Base::kKind.scales)) {
+      KT_UNROLL
+      for (int v = 0; v < N; ++v) {
+        const uint8_t* at = of_panel(t, block, v0 + v);
+        const auto super = load_super<V>(layout, at, 0, (v0 + v) % Base::kVectors);
+        KT_UNROLL
+        for (int r = 0; r < R; ++r) part[r][v] = V::mul(part[r][v], super);
+        if constexpr (has_super_min(kMins)) {
+          const auto super_min = load_super<V>(layout, at, 1, (v0 + v) % Base::kVectors);
+          KT_UNROLL
+          for (int r = 0; r < R; ++r) part[r][v] = V::sub(part[r][v], V::mul(lows[r][v], super_min));
+        }
+      }
+    }
+  }
+
+  // 32 k; with half groups the first four quads are one and the others the next.
+  template <int R, int N>
+  static KT_INLINE void step(const uint8_t* lines, size_t stride, const uint8_t* a, Int (&acc)[kHalves][R][N]) {
+    constexpr int kQuads = 8 / kHalves;
     constexpr size_t kPitch = Chunk<GroupedIntCore>::kPitch;
-    const auto nibble = V::set1_32(0x0f0f0f0f);
-    const auto table = V::table16(kBytes);
-    typename V::Int sum[2][kHalves][R][N];
-    KT_UNROLL
-    for (int plane = 0; plane < 2; ++plane) {
-      KT_UNROLL
-      for (int h = 0; h < kHalves; ++h) {
-        KT_UNROLL
-        for (int r = 0; r < R; ++r) {
-          KT_UNROLL
-          for (int v = 0; v < N; ++v) sum[plane][h][r][v] = V::set1_32(0);
-        }
-      }
-    }
-    KT_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      KT_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        typename V::Int w[N];
-        KT_UNROLL
-        for (int v = 0; v < N; ++v) {
-          const auto bits = V::load(vector_at<V>(lines, stride, v) + i * kLineBytes);
-          w[v] = V::bit_and(half ? V::template shift_right_16<4>(bits) : bits, nibble);
-          if constexpr (kTable) w[v] = V::look_up(table, w[v]);
-        }
-        const int h = kHalves == 2 ? half : 0;
-        KT_UNROLL
-        for (int r = 0; r < R; ++r) {
-          KT_UNROLL
-          for (int plane = 0; plane < 2; ++plane) {
-            const auto x = V::broadcast32(a + r * kPitch + plane * kChunk + 16 * half + 4 * i);
-            KT_UNROLL
-            for (int v = 0; v < N; ++v) sum[plane][h][r][v] = Sums::dot(sum[plane][h][r][v], w[v], x);
-          }
-        }
-      }
-    }
-    KT_UNROLL
-    for (int h = 0; h < kHalves; ++h) {
+    const Int table = Bytes::table();
+    unrolled<kHalves>([&](auto half) KT_INLINE_BODY {
+      constexpr int H = decltype(half)::kValue;
+      Int sum[R][N][Sums::kParts];
       KT_UNROLL
       for (int r = 0; r < R; ++r) {
         KT_UNROLL
-        for (int v = 0; v < N; ++v)
-          acc[h][r][v] = V::add_32(acc[h][r][v], Sums::join(sum[0][h][r][v], sum[1][h][r][v]));
+        for (int v = 0; v < N; ++v) {
+          KT_UNROLL
+          for (int p = 0; p < Sums::kParts; ++p) sum[r][v][p] = V::set1_32(0);
+        }
       }
-    }
+      unrolled<kQuads>([&](auto index) KT_INLINE_BODY {
+        // A line of nibbles holds the quads i and i + 4: one after the other.
+        constexpr int I = decltype(index)::kValue, Q = kHalves == 2 ? H * kQuads + I : I % 2 * 4 + I / 2;
+        typename Sums::Codes w[N];
+        KT_UNROLL
+        for (int v = 0; v < N; ++v)
+          w[v] = Sums::prepare(Bytes::template quad<Q>(table, vector_at<V>(lines, stride, v)));
+        KT_UNROLL
+        for (int r = 0; r < R; ++r) {
+          const auto x = Sums::template load<kChunk>(a + r * kPitch, Q);
+          KT_UNROLL
+          for (int v = 0; v < N; ++v) Sums::dot(sum[r][v], w[v], x);
+        }
+      });
+      KT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        KT_UNROLL
+        for (int v = 0; v < N; ++v) acc[H][r][v] = V::add_32(acc[H][r][v], Sums::join(sum[r][v]));
+      }
+    });
   }
 };
 

@@ -29,3 +29,23 @@ KT_INLINE T* fresh(T* p) {
 #endif
   return p;
 }
+
+namespace kt {
+namespace {
+
+template <int I>
+struct Index {
+  static constexpr int kValue = I;
+};
+
+// f(Index<0>{}) .. f(Index<N - 1>{}): for loops whose counter must be a constant.
+template <int N, int I = 0, class F>
+KT_INLINE void unrolled(const F& f) {
+  if constexpr (I < N) {
+    f(Index<I>{});
+    unrolled<N, I + 1>(f);
+  }
+}
+
+}  // namespace
+}  // namespace kt

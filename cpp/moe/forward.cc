@@ -30,7 +30,7 @@ struct ForwardPass {
   Workspace& workspace;
   const ForwardArgs& args;
   const IsaTable& isa;
-  const FormatKernels& kernels;
+  const ActKind act;
   const Plan& plan;
   const bool quantised;
   const int hidden;
@@ -41,15 +41,15 @@ struct ForwardPass {
         workspace(w),
         args(a),
         isa(*l.isa_),
-        kernels(l.kernels()),
+        act(l.act()),
         plan(w.plan()),
-        quantised(l.kernels().act != ActKind::bf16),
+        quantised(act != ActKind::bf16),
         hidden(l.config_.hidden) {
     for (int i = 0; i < w.pool().node_count(); ++i) {
       if (!quantised) continue;
       const int span = many_rows() ? isa.many_rows_span : kActGroup;
-      w.node(i).input.layout(kernels.act, args.routing.tokens, hidden, span);
-      w.node(i).hidden_quantised.layout(kernels.act, plan.pairs() + kRowUnit, l.shards_[i].size, span);
+      w.node(i).input.layout(act, args.routing.tokens, hidden, span);
+      w.node(i).hidden_quantised.layout(act, plan.pairs() + kRowUnit, l.shards_[i].size, span);
     }
   }
 
@@ -67,8 +67,8 @@ struct ForwardPass {
          ++i) {
       const size_t row = i / pieces;
       const int k0 = static_cast<int>(i % pieces) * kQuantisePiece;
-      isa.quantise(kernels.act, rows + row * pitch + k0, std::min(k - k0, kQuantisePiece), to.span,
-                   to.data + row * to.pitch + static_cast<size_t>(k0) * act_bytes(kernels.act),
+      isa.quantise(act, rows + row * pitch + k0, std::min(k - k0, kQuantisePiece), to.span,
+                   to.data + row * to.pitch + static_cast<size_t>(k0) * act_bytes(act),
                    to.scales + row * to.group_pitch + k0 / kActGroup,
                    to.group_sums + row * to.group_pitch + k0 / kActGroup,
                    to.sums + row * to.sum_pitch + k0 / kSumGroup);
@@ -84,7 +84,6 @@ struct ForwardPass {
     const int block =
         clamp(plan.active() * pairs / (worker.node_threads * kTasksPerWorker), 1, std::min(pairs, isa.max_panels / 2));
     const int blocks = div_up(pairs, block);
-    const size_t panel = panel_bytes(layer.format(), hidden);
     const Acts acts = quantised ? node.input.acts() : Acts{reinterpret_cast<const uint8_t*>(args.input),
                                                            static_cast<size_t>(hidden) * 2,
                                                            nullptr,
@@ -100,12 +99,8 @@ struct ForwardPass {
       const int slot = plan.by_size(task / blocks);
       const int first = task % blocks * block, count = std::min(block, pairs - first);
       GemmArgs g{};
-      g.panels = s.expert(plan.expert(slot)) + 2 * first * panel;
-      g.n_panels = 2 * count;
       g.k = hidden;
-      g.group = layer.panel_group_;
       g.acts = acts;
-      g.c = reinterpret_cast<float*>(thread.c.data());
       g.scratch = thread.scratch.data();
       const float* biases = s.gate_up_bias(plan.expert(slot));
       const float* bias = biases ? biases + static_cast<size_t>(2) * first * kPanelRows : nullptr;
@@ -113,12 +108,31 @@ struct ForwardPass {
         g.rows = plan.tokens() + row;
         g.m = std::min(plan.end(slot) - row, isa.max_rows);
         order_columns(layer.columns_[plan.expert(slot)], thread, &g);
-        kernels.gemm(g);
-        uint16_t* out = h + row * pitch + static_cast<size_t>(first) * kPanelRows;
-        isa.swiglu(g.c, bias, g.m, count, layer.config_.activation, out, pitch);
+        const GateUp c = gate_up_products(s, plan.expert(slot), first, count, bias, g, thread);
+        isa.swiglu(c, g.m, count, layer.config_.activation, h + row * pitch + static_cast<size_t>(first) * kPanelRows,
+                   pitch);
         if (first + count == pairs) clear_padding(h + row * pitch, g.m, pitch, s.size);
       }
     }
+  }
+
+  // Of one format, gate and up are one product over pairs of panels; of two, two, side by side in the rows of c.
+  GateUp gate_up_products(const Layer::Shard& s, int expert, int first, int count, const float* bias, GemmArgs g,
+                          Workspace::Thread& thread) const {
+    const size_t width = static_cast<size_t>(count) * kPanelRows;
+    float* c = reinterpret_cast<float*>(thread.c.data());
+    const bool paired = layer.paired();
+    g.c_pitch = 2 * width;
+    for (const Matrix matrix : {kGate, kUp}) {
+      g.panels = layer.panel(s, expert, matrix, first);
+      g.n_panels = paired ? 2 * count : count;
+      g.group = layer.panel_groups_[matrix];
+      g.format = layer.config_.formats[matrix];
+      g.c = c + (matrix == kUp ? width : 0);
+      layer.kernels(matrix).gemm(g);
+      if (paired) return {c, c + kPanelRows, g.c_pitch, 2 * kPanelRows, bias};
+    }
+    return {c, c + width, g.c_pitch, kPanelRows, bias};
   }
 
   // The rows of a call in the order of an expert's columns, if it has one.
@@ -170,26 +184,27 @@ struct ForwardPass {
   void down_columns(const Worker& worker, const Layer::Shard& s, int first, int count) {
     Workspace::Node& node = workspace.node(worker.node);
     Workspace::Thread& thread = workspace.thread(worker.global);
-    const size_t panel = panel_bytes(layer.format(), s.size);
     const int width = count * kPanelRows;
     float* sum = reinterpret_cast<float*>(thread.sum.data());
     std::memset(sum, 0, static_cast<size_t>(tokens()) * width * 4);
     GemmArgs g{};
     g.n_panels = count;
     g.k = s.size;
-    g.group = layer.panel_group_;
+    g.group = layer.panel_groups_[kDown];
+    g.format = layer.config_.formats[kDown];
+    g.c_pitch = static_cast<size_t>(width);
     g.acts = quantised ? node.hidden_quantised.acts()
                        : Acts{node.hidden.data(), hidden_pitch(s.size) * 2, nullptr, nullptr, nullptr, 0, 0, 0};
     g.c = reinterpret_cast<float*>(thread.c.data());
     g.scratch = thread.scratch.data();
     for (int slot = 0; slot < plan.active(); ++slot) {
-      g.panels = s.expert(plan.expert(slot)) + s.gate_up_bytes + first * panel;
-      g.next = slot + 1 < plan.active() ? s.expert(plan.expert(slot + 1)) + s.gate_up_bytes + first * panel : nullptr;
+      g.panels = layer.panel(s, plan.expert(slot), kDown, first);
+      g.next = slot + 1 < plan.active() ? layer.panel(s, plan.expert(slot + 1), kDown, first) : nullptr;
       const float* bias = s.down_bias(plan.expert(slot));
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.first_row = row;
         g.m = std::min(plan.end(slot) - row, isa.max_rows);
-        kernels.gemm(g);
+        layer.kernels(kDown).gemm(g);
         for (int i = 0; i < g.m; ++i) {
           float* to = sum + static_cast<size_t>(plan.tokens()[row + i]) * width;
           isa.accumulate(to, g.c + static_cast<size_t>(i) * width, plan.weights()[row + i], width);

@@ -26,7 +26,7 @@ struct Source {
   }
 };
 
-uint8_t two_codes_of_zero(Codes codes) { return codes == Codes::int4 ? 0x88 : 0; }
+uint8_t two_codes_of_zero(Codes codes) { return codes == Codes::u4 ? 0x88 : 0; }
 
 // A step that the matrix has only `depth` columns of, or fewer than 16 rows: what is missing has weights of 0.
 void copy_step(Codes codes, const Source& source, int k, int depth, uint8_t* to) {
@@ -91,7 +91,7 @@ bool put_block(const GroupedKind& kind, const GroupedLayout& layout, const Sourc
       copy_step(kind.codes, source, k, std::min(kStepDepth, depth - k), step);
       good &= put_step(kind.codes, source.matrix.order, step, pieces.bytes, 0, lines);
     }
-    lines += kStepDepth * layout.lines_per_k;
+    lines += kStepDepth * layout.line_bytes / GroupedLayout::kBlock;
   }
   return good;
 }
@@ -155,6 +155,8 @@ unsigned put_scales(const GroupedKind& kind, const GroupedLayout& layout, const 
       return put_scales<uint8_t>(layout, source, 0xff, 127 + kScaleLimitExponent, panel);
     case Scales::e4m3:
       return put_scales<uint8_t>(layout, source, 0xff, 0x7f, panel);
+    default:
+      return 0;  // no checkpoint has them
   }
   return 0;
 }
@@ -165,7 +167,7 @@ unsigned put_zeros(const GroupedLayout& layout, const Source& source, uint8_t* p
   for (int g = 0; g < div_up(source.k1 - source.k0, layout.group); ++g) {
     const uint8_t* from = m.zeros + static_cast<size_t>(source.row) * m.zero_row;
     from += group_of(layout, source, g) * m.zero_group;
-    uint8_t* to = panel + place_of(layout, layout.zeros_at, 1, g);
+    uint8_t* to = panel + place_of(layout, layout.mins_at, 1, g);
     for (int r = 0; r < source.rows; ++r) {
       to[r] = from[static_cast<size_t>(r) * m.zero_row];
       largest = std::max(largest, to[r]);
@@ -183,7 +185,7 @@ unsigned put_rows(const GroupedKind& kind, const Source& source, uint8_t* panel)
       factor = source.matrix.rows[static_cast<ptrdiff_t>(source.row + r) * source.matrix.row_step];
     uint32_t bits;
     std::memcpy(&bits, &factor, 4);
-    std::memcpy(panel + 4 * r, &bits, 4);
+    if (kind.row) std::memcpy(panel + 4 * r, &bits, 4);
     largest = std::max(largest, bits & kMagnitude);
   }
   return largest < kLimitBits ? 0 : kRowFault;
@@ -196,9 +198,9 @@ unsigned put_head(const GroupedKind& kind, const GroupedLayout& layout, const So
     uint8_t* head = panel + layout.offset(k);
     const int groups = std::min(layout.groups, div_up(depth - k, layout.group));
     std::memset(head, 0, layout.head);
-    if (kind.zeros) std::memset(head + layout.zeros_at, 8, static_cast<size_t>(groups) * kPanelRows);
+    if (kind.mins == Mins::zeros) std::memset(head + layout.mins_at, 8, static_cast<size_t>(groups) * kPanelRows);
   }
-  const unsigned zeros = kind.zeros && source.matrix.zeros ? put_zeros(layout, source, panel) : 0;
+  const unsigned zeros = kind.mins == Mins::zeros && source.matrix.zeros ? put_zeros(layout, source, panel) : 0;
   return zeros | put_rows(kind, source, panel) | put_scales(kind, layout, source, panel);
 }
 

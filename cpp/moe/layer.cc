@@ -5,14 +5,15 @@
 #include <cstring>
 #include <string>
 
-#include "base/bf16.h"
+#include "formats/gguf.h"
 #include "moe/forward.h"
 
 namespace kt {
 namespace {
 
-// Shards are cut at whole depth units, so that no quantisation group of the down projection is shared by two nodes.
-constexpr int kShardUnit = kDepthUnit;
+// Shards are cut at whole depth units, so that no quantisation group of the down projection is shared by two nodes, and
+// at whole blocks of GGUF.
+int shard_unit(const LayerConfig& c) { return std::max(kDepthUnit, gguf_block(c.formats[kDown]).weights); }
 
 Status in_range(const char* name, int value, int most) {
   if (value >= 1 && value <= most) return Status::ok();
@@ -26,6 +27,37 @@ Status off_or_positive(const char* name, float value) {
                          "; it must be above 0, or 0 to turn it off");
 }
 
+bool has_free_group(Format format) { return is_checkpoint(format) && grouped_kind(format)->scales != Scales::none; }
+
+// Rows of a matrix are whole blocks.
+Status check_blocks(const LayerConfig& c, Matrix matrix) {
+  const int k = matrix == kDown ? c.intermediate : c.hidden, block = gguf_block(c.formats[matrix]).weights;
+  if (block <= 1 || k % block == 0 || is_checkpoint(c.formats[matrix])) return Status::ok();
+  return Status::invalid(std::string(matrix == kDown ? "intermediate_size" : "hidden_size") + " is " +
+                         std::to_string(k) + "; " + kMatrixNames[matrix] + " in " + format_name(c.formats[matrix]) +
+                         " needs a multiple of " + std::to_string(block));
+}
+
+Status check_formats(const LayerConfig& c) {
+  for (const Matrix matrix : {kGate, kUp, kDown}) {
+    const Format format = c.formats[matrix];
+    if (!c.one_format() && gguf_block(format).weights == 0) {
+      return Status::invalid(
+          std::string("the matrices of a layer may have different formats only if all are types of ") + "GGUF, which " +
+          format_name(format) + " is not");
+    }
+    KT_RETURN_IF_ERROR(check_blocks(c, matrix));
+    // Without a group a format that is one of GGUF too has the one it has there.
+    if (!has_free_group(format) || (c.group == 0 && gguf_block(format).weights)) continue;
+    const int least = grouped_kind(format)->least_group;
+    if (c.group < least || c.group % least) {
+      return Status::invalid("group_size is " + std::to_string(c.group) + "; " + format_name(format) +
+                             " needs a multiple of " + std::to_string(least));
+    }
+  }
+  return Status::ok();
+}
+
 Status check(const LayerConfig& c) {
   // Far above any model, and low enough that padded sizes and kChunkTokens * top_k fit int.
   KT_RETURN_IF_ERROR(in_range("num_experts", c.num_experts, 1 << 20));
@@ -33,12 +65,7 @@ Status check(const LayerConfig& c) {
   KT_RETURN_IF_ERROR(in_range("hidden_size", c.hidden, 1 << 24));
   KT_RETURN_IF_ERROR(in_range("intermediate_size", c.intermediate, 1 << 24));
   KT_RETURN_IF_ERROR(in_range("max_tokens", c.max_tokens, 1 << 30));
-  if (const GroupedKind* kind = grouped_kind(c.format); kind && kind->scales != Scales::none) {
-    if (c.group < kind->least_group || c.group % kind->least_group) {
-      return Status::invalid("group_size is " + std::to_string(c.group) + "; " + format_name(c.format) +
-                             " needs a multiple of " + std::to_string(kind->least_group));
-    }
-  }
+  KT_RETURN_IF_ERROR(check_formats(c));
   KT_RETURN_IF_ERROR(off_or_positive("swiglu_limit", c.activation.limit));
   KT_RETURN_IF_ERROR(off_or_positive("swiglu_alpha", c.activation.alpha));
   const bool silu = c.activation.kind == ActivationKind::silu;
@@ -47,34 +74,6 @@ Status check(const LayerConfig& c) {
                                 : "this activation needs a swiglu_alpha above 0");
   }
   return Status::ok();
-}
-
-// Random codes, and one scale that makes their deviation about the one that is asked for.
-template <class Next>
-void random_panel(const GroupedKind& kind, int group, int k, float deviation, Next next, GroupedPanel* panel) {
-  panel->reset(kind, k, group);
-  const uint8_t mask = grouped_code_bits(kind.codes) == 8 ? 0xff : 15;
-  for (int n = 0; n < kPanelRows; ++n) {
-    for (int i = 0; i < k; ++i) {
-      const uint8_t code = static_cast<uint8_t>(next()) & mask;
-      panel->row(n)[i] = kind.codes == Codes::e4m3 ? code & 0xbf : code;  // e4m3 below 2: no NaN, few outliers
-    }
-    // Deviation of such codes: e4m3 0.6, e2m1 3, int4 4.6. A power of two has a code in every width.
-    const float spread = kind.codes == Codes::e4m3 ? 0.6f : kind.codes == Codes::e2m1 ? 3.0f : 4.6f;
-    const int exponent = std::ilogb(deviation / spread);
-    panel->rows[n] = kind.row ? std::ldexp(1.0f, exponent) : 1.0f;
-    const int of_group = kind.row ? 0 : exponent;
-    const float f32 = std::ldexp(1.0f, of_group);
-    const uint16_t bf16 = f32_to_bf16(f32), f16 = static_cast<uint16_t>(std::max(1, 15 + of_group) << 10);
-    const uint8_t e8m0 = static_cast<uint8_t>(127 + of_group), e4m3 = 0x38;
-    const void* scale = kind.scales == Scales::f32    ? static_cast<const void*>(&f32)
-                        : kind.scales == Scales::bf16 ? static_cast<const void*>(&bf16)
-                        : kind.scales == Scales::f16  ? static_cast<const void*>(&f16)
-                        : kind.scales == Scales::e8m0 ? static_cast<const void*>(&e8m0)
-                                                      : static_cast<const void*>(&e4m3);
-    for (int g = 0; panel->width && g < panel->groups; ++g)
-      std::memcpy(panel->row_scales(n) + static_cast<size_t>(g) * panel->width, scale, panel->width);
-  }
 }
 
 }  // namespace
@@ -88,7 +87,11 @@ Layer::Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const La
       mask_(config.num_experts, 0),
       loaded_(config.num_experts, 0),
       parts_(config.num_experts, 0),
-      scale_rows_(config.num_experts) {}
+      scale_rows_(config.num_experts) {
+  // A format that is one of GGUF too has the group that it has there, unless told.
+  if (is_checkpoint(config_.format()) && config_.group == 0)
+    config_.group = grouped_kind(config_.format())->least_group;
+}
 
 Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config,
                      std::unique_ptr<Layer>* out) {
@@ -103,27 +106,27 @@ Status Layer::create(std::shared_ptr<Workspace> workspace, const IsaTable* isa, 
 
 Status Layer::split() {
   const int nodes = workspace_->pool().node_count();
-  const int units = div_up(config_.intermediate, kShardUnit);
+  const int unit = shard_unit(config_), units = div_up(config_.intermediate, unit);
   if (nodes > kMaxNodes) {
     return Status::invalid("the pool has " + std::to_string(nodes) + " nodes; a layer can use at most " +
                            std::to_string(kMaxNodes));
   }
   if (units < nodes) {
     return Status::invalid("intermediate_size " + std::to_string(config_.intermediate) + " cannot be split over " +
-                           std::to_string(nodes) + " nodes: each needs at least " + std::to_string(kShardUnit) +
+                           std::to_string(nodes) + " nodes: each needs at least " + std::to_string(unit) +
                            " columns; use at most " + std::to_string(units));
   }
   shards_.resize(nodes);
   for (int i = 0; i < nodes; ++i) {
     Shard& shard = shards_[i];
-    shard.begin = units * i / nodes * kShardUnit;
-    shard.size = std::min(units * (i + 1) / nodes * kShardUnit, config_.intermediate) - shard.begin;
+    shard.begin = units * i / nodes * unit;
+    shard.size = std::min(units * (i + 1) / nodes * unit, config_.intermediate) - shard.begin;
   }
-  panel_group_ = panel_group();
+  for (const Matrix matrix : {kGate, kUp, kDown}) panel_groups_[matrix] = panel_group(config_.formats[matrix]);
   for (int i = 0; i < nodes; ++i) {
     Shard& shard = shards_[i];
-    shard.gate_up_bytes = 2 * panel_count(shard.size) * panel_bytes(format(), config_.hidden);
-    shard.down_bytes = panel_count(config_.hidden) * panel_bytes(format(), shard.size);
+    shard.gate_up_bytes = panels(kGate, shard) * (panel_size(kGate, shard) + panel_size(kUp, shard));
+    shard.down_bytes = panels(kDown, shard) * panel_size(kDown, shard);
     const size_t bytes = (shard.gate_up_bytes + shard.down_bytes) * config_.num_experts;
     KT_RETURN_IF_ERROR(NumaBuffer::allocate(bytes, workspace_->pool().node(i).numa_id, &shard.weights));
     if (config_.biases) KT_RETURN_IF_ERROR(allocate_biases(i));
@@ -132,11 +135,11 @@ Status Layer::split() {
 }
 
 // The largest that a panel can have: groups of a shard must begin where those of the matrix do.
-int Layer::panel_group() const {
-  const GroupedKind* kind = grouped_kind(config_.format);
+int Layer::panel_group(Format format) const {
+  const GroupedKind* kind = grouped_kind(format);
   if (!kind) return 0;
-  if (kind->scales == Scales::none) return GroupedLayout::kBlock;
-  if (kind->least_group < 32) return kind->least_group;
+  if (is_checkpoint(format) && kind->scales == Scales::none) return GroupedLayout::kBlock;
+  if (!has_free_group(format) || config_.group == 0 || kind->least_group < 32) return kind->least_group;
   const auto fits = [&](int group) {
     return config_.group % group == 0 &&
            std::all_of(shards_.begin(), shards_.end(), [&](const Shard& shard) { return shard.begin % group == 0; });
@@ -144,6 +147,21 @@ int Layer::panel_group() const {
   int group = kind->least_group;
   while (group < GroupedLayout::kBlock && fits(2 * group)) group *= 2;
   return group;
+}
+
+uint8_t* Layer::panel(const Shard& shard, int expert, Matrix matrix, int index) const {
+  uint8_t* weights = shard.expert(expert);
+  const size_t size = panel_size(matrix, shard), at = static_cast<size_t>(index);
+  if (matrix == kDown) return weights + shard.gate_up_bytes + at * size;
+  if (paired()) return weights + (2 * at + matrix) * size;
+  return weights + (matrix == kUp ? panels(kGate, shard) * panel_size(kGate, shard) : 0) + at * size;
+}
+
+Matrix Layer::panel_of(const Shard& shard, int position, int* index) const {
+  const int pairs = panel_count(shard.size);
+  const Matrix matrix = position < pairs ? kGate : position < 2 * pairs ? kUp : kDown;
+  *index = position - matrix * pairs;
+  return matrix;
 }
 
 Status Layer::allocate_biases(int node) {
@@ -186,7 +204,7 @@ size_t Layer::expert_bytes() const {
 
 WorkspaceNeeds Layer::needs() const {
   WorkspaceNeeds n;
-  const ActKind act = kernels().act;
+  const ActKind act = this->act();
   const int max_pairs = chunk_tokens_ * config_.top_k;
   int widest = 0;
   for (const Shard& shard : shards_) widest = std::max(widest, shard.size);
@@ -207,28 +225,25 @@ WorkspaceNeeds Layer::needs() const {
   return n;
 }
 
-void Layer::pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int panel) const {
-  const int gate_up_panels = 2 * panel_count(shard.size);
-  if (panel < gate_up_panels) {
-    const int row = panel / 2 * kPanelRows;
-    const uint16_t* source = panel % 2 ? weights.up : weights.gate;
-    uint8_t* out = shard.expert(expert) + panel * panel_bytes(format(), config_.hidden);
-    kernels().pack(source + static_cast<size_t>(shard.begin + row) * config_.hidden, config_.hidden,
-                   std::min(kPanelRows, shard.size - row), config_.hidden, out);
+void Layer::pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int position) const {
+  int index;
+  const Matrix matrix = panel_of(shard, position, &index);
+  const int row = index * kPanelRows, H = config_.hidden, I = config_.intermediate;
+  uint8_t* out = panel(shard, expert, matrix, index);
+  if (matrix == kDown) {
+    kernels(kDown).pack(weights.down + static_cast<size_t>(row) * I + shard.begin, I, std::min(kPanelRows, H - row),
+                        shard.size, out);
     return;
   }
-  panel -= gate_up_panels;
-  const int row = panel * kPanelRows;
-  uint8_t* out = shard.expert(expert) + shard.gate_up_bytes + panel * panel_bytes(format(), shard.size);
-  kernels().pack(weights.down + static_cast<size_t>(row) * config_.intermediate + shard.begin, config_.intermediate,
-                 std::min(kPanelRows, config_.hidden - row), shard.size, out);
+  kernels(matrix).pack((matrix == kUp ? weights.up : weights.gate) + static_cast<size_t>(shard.begin + row) * H, H,
+                       std::min(kPanelRows, shard.size - row), H, out);
 }
 
 Status Layer::load_expert(int expert, const ExpertWeights& weights) {
   KT_RETURN_IF_ERROR(check_expert(expert));
-  if (!kernels().pack) {
-    return Status::invalid(std::string("a layer of ") + format_name(config_.format) +
-                           " takes the codes of a checkpoint, not bf16 weights");
+  if (!config_.one_format() || !kernels(kGate).pack) {
+    return Status::invalid(std::string("a layer of ") + format_name(config_.format()) +
+                           " takes the codes of a file, not bf16 weights");
   }
   struct Context {
     const Layer* layer;
@@ -241,68 +256,11 @@ Status Layer::load_expert(int expert, const ExpertWeights& weights) {
       [](void* c, const Worker& worker) {
         const Context& job = *static_cast<Context*>(c);
         const Shard& shard = job.layer->shards_[worker.node];
-        const int panels = 2 * panel_count(shard.size) + panel_count(job.layer->config_.hidden);
-        for (int p = worker.index; p < panels; p += worker.node_threads)
+        for (int p = worker.index; p < job.layer->panel_total(shard); p += worker.node_threads)
           job.layer->pack_panel(shard, job.expert, job.weights, p);
       },
       &context);
   if (packed.is_ok()) set_loaded(expert);
-  return packed;
-}
-
-void Layer::fill_random_panel(int k, uint64_t* state, std::vector<uint16_t>* rows, GroupedPanel* codes,
-                              uint8_t* panel) const {
-  const auto next = [state] {
-    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
-    return static_cast<uint32_t>(*state >> 32);
-  };
-  const float deviation = 1.0f / __builtin_sqrtf(static_cast<float>(k));
-  if (const GroupedKind* kind = grouped_kind(config_.format)) {
-    random_panel(*kind, panel_group_, k, deviation, next, codes);
-    put_grouped(*kind, panel_group_, *codes, panel);
-    return;
-  }
-  const float scale = 3.4641f * deviation / 4294967296.0f;
-  for (int i = 0; i < kPanelRows * k; ++i)
-    (*rows)[i] = f32_to_bf16(static_cast<float>(static_cast<int32_t>(next())) * scale);
-  kernels().pack(rows->data(), k, kPanelRows, k, panel);
-}
-
-Status Layer::fill_random(uint64_t seed) {
-  struct Context {
-    Layer* layer;
-    uint64_t seed;
-  } context{this, seed};
-  KT_RETURN_IF_ERROR(workspace_->pool().usable());
-  const std::lock_guard lock(workspace_->mutex());
-  const Status packed = workspace_->pool().run(
-      [](void* c, const Worker& worker) {
-        const Context& job = *static_cast<Context*>(c);
-        const Layer& layer = *job.layer;
-        const Shard& shard = layer.shards_[worker.node];
-        const int depth = std::max(layer.config_.hidden, shard.size);
-        std::vector<uint16_t> rows(static_cast<size_t>(kPanelRows) * depth);
-        GroupedPanel codes;
-        uint64_t state = job.seed * 0x9e3779b97f4a7c15u + worker.global + 1;
-        const int gate_up = 2 * panel_count(shard.size), panels = gate_up + panel_count(layer.config_.hidden);
-        for (int e = 0; e < layer.config_.num_experts; ++e) {
-          for (int p = worker.index; p < panels; p += worker.node_threads) {
-            const int k = p < gate_up ? layer.config_.hidden : shard.size;
-            uint8_t* out = p < gate_up
-                               ? shard.expert(e) + p * panel_bytes(layer.format(), k)
-                               : shard.expert(e) + shard.gate_up_bytes + (p - gate_up) * panel_bytes(layer.format(), k);
-            layer.fill_random_panel(k, &state, &rows, &codes, out);
-          }
-        }
-      },
-      &context);
-  for (int e = 0; packed.is_ok() && e < config_.num_experts; ++e) {
-    set_loaded(e);
-    // One scale for all rows of a panel: they are those of square blocks where a checkpoint would have such.
-    const int rows = config_.format == Format::fp8 ? config_.group : 1;
-    scale_rows_[e] = {rows, rows, rows};
-    if (config_.biases) set_loaded(e, kBiases);
-  }
   return packed;
 }
 
@@ -318,7 +276,7 @@ void Layer::unset_loaded(int expert, uint8_t parts) {
   loaded_count_.fetch_sub(loaded_[expert] ? 1 : 0, std::memory_order_relaxed);
   loaded_[expert] = 0;
   columns_[expert].clear();
-  if (grouped_kind(config_.format)) scale_rows_[expert] = {0, 0, 0};  // others have none
+  if (is_checkpoint(config_.format())) scale_rows_[expert] = {0, 0, 0};  // others have none
 }
 
 Status Layer::check_loaded(const Routing& routing) const {
@@ -333,27 +291,23 @@ Status Layer::check_loaded(const Routing& routing) const {
 Status Layer::decode_expert(int expert, float* gate, float* up, float* down) const {
   KT_RETURN_IF_ERROR(check_expert(expert));
   const int H = config_.hidden, I = config_.intermediate;
+  const std::vector<int32_t>& columns = columns_[expert];
   for (const Shard& shard : shards_) {
     std::vector<float> rows(static_cast<size_t>(kPanelRows) * std::max(H, shard.size));
-    for (int p = 0; p < 2 * panel_count(shard.size); ++p) {
-      decode_panel(format(), shard.expert(expert) + p * panel_bytes(format(), H), H, H, rows.data());
-      const int row = p / 2 * kPanelRows, count = std::min(kPanelRows, shard.size - row);
-      float* to = (p % 2 ? up : gate) + static_cast<size_t>(shard.begin + row) * H;
-      const std::vector<int32_t>& columns = columns_[expert];
-      if (columns.empty()) {
-        std::copy_n(rows.data(), static_cast<size_t>(count) * H, to);
-        continue;
-      }
+    for (int position = 0; position < panel_total(shard); ++position) {
+      int index;
+      const Matrix matrix = panel_of(shard, position, &index);
+      const int k = depth(matrix, shard), row = index * kPanelRows;
+      const int count = std::min(kPanelRows, (matrix == kDown ? H : shard.size) - row);
+      decode_panel(format(matrix), panel(shard, expert, matrix, index), k, k, rows.data());
       for (int r = 0; r < count; ++r) {
-        for (int j = 0; j < H; ++j) to[static_cast<size_t>(r) * H + columns[j]] = rows[static_cast<size_t>(r) * H + j];
-      }
-    }
-    for (int p = 0; p < panel_count(H); ++p) {
-      const uint8_t* panel = shard.expert(expert) + shard.gate_up_bytes + p * panel_bytes(format(), shard.size);
-      decode_panel(format(), panel, shard.size, shard.size, rows.data());
-      for (int r = 0; r < std::min(kPanelRows, H - p * kPanelRows); ++r) {
-        std::copy_n(rows.data() + static_cast<size_t>(r) * shard.size, shard.size,
-                    down + static_cast<size_t>(p * kPanelRows + r) * I + shard.begin);
+        const float* from = rows.data() + static_cast<size_t>(r) * k;
+        if (matrix == kDown) {
+          std::copy_n(from, k, down + static_cast<size_t>(row + r) * I + shard.begin);
+          continue;
+        }
+        float* to = (matrix == kUp ? up : gate) + static_cast<size_t>(shard.begin + row + r) * H;
+        for (int j = 0; j < H; ++j) to[columns.empty() ? j : columns[j]] = from[j];
       }
     }
   }

@@ -21,8 +21,12 @@
 
 namespace kt {
 
+enum Matrix : int { kGate, kUp, kDown };
+constexpr const char* kMatrixNames[] = {"gate", "up", "down"};
+
 struct LayerConfig {
-  Format format = Format::bf16;
+  // Of gate, up and down. Only the types of GGUF may differ.
+  Format formats[3] = {Format::bf16, Format::bf16, Format::bf16};
   int num_experts = 0;
   int top_k = 0;
   int hidden = 0;        // H
@@ -31,6 +35,11 @@ struct LayerConfig {
   Activation activation;
   bool biases = false;  // experts have biases, see ExpertBiases
   int group = 0;        // k that share a scale, of checkpoint formats that have group scales; else unused
+
+  bool one_format() const { return formats[kGate] == formats[kUp] && formats[kGate] == formats[kDown]; }
+  // Of layers that have one.
+  Format format() const { return formats[kGate]; }
+  void set_format(Format format) { formats[kGate] = formats[kUp] = formats[kDown] = format; }
 };
 
 // bf16 weights of one expert, row-major: gate and up [I, H], down [H, I].
@@ -38,6 +47,15 @@ struct ExpertWeights {
   const uint16_t* gate;
   const uint16_t* up;
   const uint16_t* down;
+};
+
+// An expert of a GGUF file: rows of blocks (formats/gguf.h), `pitch` bytes apart.
+struct GgufExpert {
+  struct Rows {
+    const uint8_t* data;
+    size_t pitch;
+  };
+  Rows matrices[3];
 };
 
 // y = gate x + gate bias, and so on; f32 [I], [I], [H].
@@ -72,6 +90,9 @@ class Layer {
   // Packs one expert from the codes and scales of a checkpoint, of this layer's format. After an error the expert has
   // no weights.
   Status load_grouped(int expert, const GroupedExpert& weights);
+  // Packs one expert from the blocks of a GGUF file, of the types that are this layer's formats. After an error the
+  // expert has no weights.
+  Status load_gguf(int expert, const GgufExpert& weights);
   // Whether load_codes can take this layout in so many parts; looks at no address.
   Status check_cut(const CodedExpert& coded) const;
   // Of a layer that was made for them: each of its experts needs biases and weights, in any order. Without this rule an
@@ -125,7 +146,7 @@ class Layer {
   struct Shard {
     int begin = 0;
     int size = 0;
-    size_t gate_up_bytes = 0;  // of an expert: pairs of panels, gate then up
+    size_t gate_up_bytes = 0;  // of an expert: see Layer::panel
     size_t down_bytes = 0;
     NumaBuffer weights;
     // f32 of an expert: gate and up in the order of the panels' rows, then down, on the first node only, so that it is
@@ -143,11 +164,27 @@ class Layer {
 
   Layer(std::shared_ptr<Workspace> workspace, const IsaTable* isa, const LayerConfig& config);
   Status split();
-  int panel_group() const;
+  int panel_group(Format format) const;
   WorkspaceNeeds needs() const;
   // Of the panels; their group may be smaller than that of the checkpoint.
-  WeightFormat format() const { return {config_.format, panel_group_}; }
-  const FormatKernels& kernels() const { return isa_->formats[static_cast<int>(config_.format)]; }
+  WeightFormat format(Matrix matrix) const { return {config_.formats[matrix], panel_groups_[matrix]}; }
+  const FormatKernels& kernels(Matrix matrix) const { return isa_->formats[static_cast<int>(config_.formats[matrix])]; }
+  // All formats of a layer read the same activations.
+  ActKind act() const { return kernels(kGate).act; }
+  int depth(Matrix matrix, const Shard& shard) const { return matrix == kDown ? shard.size : config_.hidden; }
+  int panels(Matrix matrix, const Shard& shard) const {
+    return panel_count(matrix == kDown ? config_.hidden : shard.size);
+  }
+  size_t panel_size(Matrix matrix, const Shard& shard) const {
+    return panel_bytes(format(matrix), depth(matrix, shard));
+  }
+  // Whether each panel of gate lies before its panel of up, so that a task reads one stream; else, with different
+  // formats, all of gate lie before all of up.
+  bool paired() const { return config_.formats[kGate] == config_.formats[kUp]; }
+  uint8_t* panel(const Shard& shard, int expert, Matrix matrix, int index) const;
+  // Panels of an expert on a node are counted through gate, up and down.
+  int panel_total(const Shard& shard) const { return 2 * panel_count(shard.size) + panel_count(config_.hidden); }
+  Matrix panel_of(const Shard& shard, int position, int* index) const;
   Status check_expert(int expert) const;
   Status check_scale_rows(int expert) const;
   Status allocate_biases(int node);
@@ -158,18 +195,22 @@ class Layer {
   Status copy_packed(const PackedFile& file, const std::vector<PackedExpert>& experts, bool to_file,
                      std::vector<uint64_t>* checksums);
   Status check_loaded(const Routing& routing) const;
-  void pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int panel) const;
+  void pack_panel(const Shard& shard, int expert, const ExpertWeights& weights, int position) const;
+  // Whether all scales are finite.
+  bool pack_gguf_panel(const Shard& shard, int expert, Matrix matrix, int index, const GgufExpert::Rows& rows,
+                       GroupedPanel* scratch) const;
   // A unit is a few panels of one matrix, see panels_together. Faults of gate, up and down have kFaultBits each.
   int grouped_units(const Shard& shard, const GroupedExpert& weights) const;
   unsigned pack_grouped_unit(const Shard& shard, int expert, const GroupedExpert& weights, int unit) const;
-  void fill_random_panel(int k, uint64_t* state, std::vector<uint16_t>* rows, GroupedPanel* codes,
+  void fill_random_panel(Matrix matrix, int k, uint64_t* state, std::vector<uint16_t>* rows, GroupedPanel* codes,
                          uint8_t* panel) const;
-  void pack_coded_panel(const Shard& shard, int expert, const CodedExpert& coded, int panel, PanelCodes* codes) const;
+  void pack_coded_panel(const Shard& shard, int expert, const CodedExpert& coded, int position,
+                        PanelCodes* codes) const;
 
   std::shared_ptr<Workspace> workspace_;
   const IsaTable* isa_;
   LayerConfig config_;
-  int panel_group_ = 0;
+  int panel_groups_[3] = {};
   int chunk_tokens_;  // tokens of one pass; longer inputs take several
   std::vector<Shard> shards_;
   // Of each expert, see GroupedExpert::columns; empty: in order. Guarded by the workspace's mutex.

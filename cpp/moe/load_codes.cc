@@ -111,8 +111,8 @@ Status check_steps(const char* name, const std::vector<CodedPart>& parts, int ro
 Status Layer::check_cut(const CodedExpert& coded) const {
   const int H = config_.hidden, I = config_.intermediate;
   const int parts = static_cast<int>(coded.gate.size()), unit = coded.layout->unit;
-  const std::string name = format_name(config_.format);
-  if (coded.layout->code_bits != code_bits(config_.format) || (has_steps(config_.format) && unit != 1)) {
+  const std::string name = format_name(config_.format());
+  if (coded.layout->code_bits != code_bits(config_.format()) || (has_steps(config_.format()) && unit != 1)) {
     return Status::invalid("a layer of " + name + " cannot take codes of the layout '" + coded.layout->name + "'");
   }
   if (parts < 1 || coded.up.size() != coded.gate.size() || coded.down.size() != coded.gate.size()) {
@@ -128,7 +128,7 @@ Status Layer::check_cut(const CodedExpert& coded) const {
                            ") and intermediate_size / parts (" + std::to_string(I) + " / " + std::to_string(parts) +
                            ") to be multiples of " + std::to_string(unit) + "; convert the weights again");
   }
-  if (code_bits(config_.format) == 4) {
+  if (code_bits(config_.format()) == 4) {
     for (const Shard& shard : shards_) {
       if (shard.begin / (I / parts) == (shard.begin + shard.size - 1) / (I / parts)) continue;
       const std::string n = std::to_string(parts);
@@ -141,29 +141,27 @@ Status Layer::check_cut(const CodedExpert& coded) const {
   return Status::ok();
 }
 
-void Layer::pack_coded_panel(const Shard& shard, int expert, const CodedExpert& coded, int panel,
+void Layer::pack_coded_panel(const Shard& shard, int expert, const CodedExpert& coded, int position,
                              PanelCodes* codes) const {
+  const Format format = config_.format();
   const int H = config_.hidden, I = config_.intermediate;
-  const int gate_up_panels = 2 * panel_count(shard.size);
-  if (panel < gate_up_panels) {
-    const int row = panel / 2 * kPanelRows;
-    read_rows(config_.format, *coded.layout, panel % 2 ? coded.up : coded.gate, I, H, shard.begin + row,
+  int index;
+  const Matrix matrix = panel_of(shard, position, &index);
+  const int row = index * kPanelRows;
+  if (matrix == kDown) {
+    read_columns(format, *coded.layout, coded.down, H, I,
+                 {row, std::min(kPanelRows, H - row), shard.begin, shard.begin + shard.size}, codes);
+  } else {
+    read_rows(format, *coded.layout, matrix == kUp ? coded.up : coded.gate, I, H, shard.begin + row,
               std::min(kPanelRows, shard.size - row), codes);
-    put_codes(config_.format, *codes, shard.expert(expert) + panel * panel_bytes(config_.format, H));
-    return;
   }
-  panel -= gate_up_panels;
-  const int row = panel * kPanelRows;
-  read_columns(config_.format, *coded.layout, coded.down, H, I,
-               {row, std::min(kPanelRows, H - row), shard.begin, shard.begin + shard.size}, codes);
-  put_codes(config_.format, *codes,
-            shard.expert(expert) + shard.gate_up_bytes + panel * panel_bytes(config_.format, shard.size));
+  put_codes(format, *codes, panel(shard, expert, matrix, index));
 }
 
 Status Layer::load_codes(int expert, const CodedExpert& coded) {
   KT_RETURN_IF_ERROR(check_expert(expert));
   KT_RETURN_IF_ERROR(check_cut(coded));
-  if (has_steps(config_.format)) {
+  if (has_steps(config_.format())) {
     KT_RETURN_IF_ERROR(check_steps("gate", coded.gate, config_.intermediate, config_.hidden));
     KT_RETURN_IF_ERROR(check_steps("up", coded.up, config_.intermediate, config_.hidden));
     KT_RETURN_IF_ERROR(check_steps("down", coded.down, config_.hidden, config_.intermediate));
@@ -179,9 +177,8 @@ Status Layer::load_codes(int expert, const CodedExpert& coded) {
       [](void* c, const Worker& worker) {
         const Context& job = *static_cast<Context*>(c);
         const Shard& shard = job.layer->shards_[worker.node];
-        const int panels = 2 * panel_count(shard.size) + panel_count(job.layer->config_.hidden);
         PanelCodes codes;
-        for (int p = worker.index; p < panels; p += worker.node_threads)
+        for (int p = worker.index; p < job.layer->panel_total(shard); p += worker.node_threads)
           job.layer->pack_coded_panel(shard, job.expert, *job.coded, p, &codes);
       },
       &context);

@@ -1,38 +1,25 @@
 // Layer::load_grouped: codes and scales of a checkpoint go into the panels as they are.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <string>
 
 #include "moe/layer.h"
+#include "moe/map_part.h"
 
 namespace kt {
 namespace {
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22  // Linux 5.14
-#endif
-
-// Maps the pages of a mapped file that a worker will read, its part of a matrix, at once: page by page a fault costs as
-// much as packing what the page holds. A hint; where the kernel lacks it, faults do it.
-void map_part(const GroupedMatrix& m, int rows, int k, int part, int parts) {
+// A worker's part of the codes of a matrix.
+void map_codes(const GroupedMatrix& m, int rows, int k, int part, int parts) {
   const int pieces = m.order == CodeOrder::rows ? rows : m.order == CodeOrder::gptq ? div_up(k, 8) : k;
-  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), codes = reinterpret_cast<uintptr_t>(m.codes);
-  const size_t bytes = static_cast<size_t>(pieces) * m.code_pitch;
-  const uintptr_t begin = (codes + bytes * part / parts) / page * page;
-  const uintptr_t end = (codes + bytes * (part + 1) / parts + page - 1) / page * page;
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
+  map_part(m.codes, static_cast<size_t>(pieces) * m.code_pitch, part, parts);
 }
-
-constexpr const char* kNames[] = {"gate", "up", "down"};
 
 Status status_of(const GroupedKind& kind, unsigned faults) {
   if (!faults) return Status::ok();
   const int first = __builtin_ctz(faults) / kFaultBits;
   const unsigned fault = faults >> first * kFaultBits;
-  const std::string name = kNames[first];
+  const std::string name = kMatrixNames[first];
   const std::string hint = ": the file is damaged, or encoded in another way";
   if (fault & kCodeFault) return Status::invalid("codes of " + name + " mean NaN (0x7F) in places" + hint);
   if (fault & kZeroFault) return Status::invalid("zeros of " + name + " are above 16 in places" + hint);
@@ -51,32 +38,31 @@ int Layer::grouped_units(const Shard& shard, const GroupedExpert& weights) const
 }
 
 unsigned Layer::pack_grouped_unit(const Shard& shard, int expert, const GroupedExpert& weights, int unit) const {
-  const GroupedKind& kind = *grouped_kind(config_.format);
+  const GroupedKind& kind = *grouped_kind(config_.format());
   const int H = config_.hidden, pairs = panel_count(shard.size);
-  const size_t deep = panel_bytes(format(), H), flat = panel_bytes(format(), shard.size);
-  uint8_t* out = shard.expert(expert);
   const GroupedMatrix* gate_up[] = {&weights.gate, &weights.up};
-  for (int i = 0; i < 2; ++i) {
-    const int together = panels_together(gate_up[i]->order), units = div_up(pairs, together);
+  for (const Matrix matrix : {kGate, kUp}) {
+    const int together = panels_together(gate_up[matrix]->order), units = div_up(pairs, together);
     if (unit < units) {
       const int row = unit * together * kPanelRows;
-      return pack_matrix(kind, *gate_up[i], config_.group, shard.begin + row,
-                         std::min(together * kPanelRows, shard.size - row), 0, H, panel_group_,
-                         out + (2 * unit * together + i) * deep, 2 * deep)
-             << i * kFaultBits;
+      return pack_matrix(kind, *gate_up[matrix], config_.group, shard.begin + row,
+                         std::min(together * kPanelRows, shard.size - row), 0, H, panel_groups_[matrix],
+                         panel(shard, expert, matrix, unit * together), 2 * panel_size(matrix, shard))
+             << matrix * kFaultBits;
     }
     unit -= units;
   }
   const int together = panels_together(weights.down.order), row = unit * together * kPanelRows;
   return pack_matrix(kind, weights.down, config_.group, row, std::min(together * kPanelRows, H - row), shard.begin,
-                     shard.begin + shard.size, panel_group_, out + shard.gate_up_bytes + unit * together * flat, flat)
+                     shard.begin + shard.size, panel_groups_[kDown], panel(shard, expert, kDown, unit * together),
+                     panel_size(kDown, shard))
          << 2 * kFaultBits;
 }
 
 Status Layer::load_grouped(int expert, const GroupedExpert& weights) {
   KT_RETURN_IF_ERROR(check_expert(expert));
-  if (!grouped_kind(config_.format)) {
-    return Status::invalid(std::string("a layer of ") + format_name(config_.format) +
+  if (!config_.one_format() || !is_checkpoint(config_.format())) {
+    return Status::invalid(std::string("a layer of ") + format_name(config_.format()) +
                            " cannot take the codes of a checkpoint");
   }
   struct Context {
@@ -97,9 +83,9 @@ Status Layer::load_grouped(int expert, const GroupedExpert& weights) {
         Context& job = *static_cast<Context*>(c);
         const Shard& shard = job.layer->shards_[worker.node];
         const LayerConfig& config = job.layer->config_;
-        map_part(job.weights->gate, config.intermediate, config.hidden, worker.global, worker.total_threads);
-        map_part(job.weights->up, config.intermediate, config.hidden, worker.global, worker.total_threads);
-        map_part(job.weights->down, config.hidden, config.intermediate, worker.global, worker.total_threads);
+        map_codes(job.weights->gate, config.intermediate, config.hidden, worker.global, worker.total_threads);
+        map_codes(job.weights->up, config.intermediate, config.hidden, worker.global, worker.total_threads);
+        map_codes(job.weights->down, config.hidden, config.intermediate, worker.global, worker.total_threads);
         const int units = job.layer->grouped_units(shard, *job.weights);
         unsigned faults = 0;
         // Neighbours, so that a worker finds the next unit in L2 and the pages of a file have one reader.
@@ -110,7 +96,7 @@ Status Layer::load_grouped(int expert, const GroupedExpert& weights) {
         if (faults) job.faults.fetch_or(faults, std::memory_order_relaxed);
       },
       &context));
-  KT_RETURN_IF_ERROR(status_of(*grouped_kind(config_.format), context.faults.load(std::memory_order_relaxed)));
+  KT_RETURN_IF_ERROR(status_of(*grouped_kind(config_.format()), context.faults.load(std::memory_order_relaxed)));
   if (weights.columns) columns_[expert].assign(weights.columns, weights.columns + config_.hidden);
   scale_rows_[expert] = {weights.gate.block_rows, weights.up.block_rows, weights.down.block_rows};
   set_loaded(expert);

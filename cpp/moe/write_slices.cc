@@ -117,7 +117,7 @@ struct SliceWriter {
   Counter counters[kMaxNodes];
 
   const LayerConfig& config() const { return layer.config_; }
-  const GroupedKind* kind() const { return grouped_kind(config().format); }
+  const GroupedKind* kind() const { return grouped_kind(config().format()); }
   int part() const { return config().intermediate / rank_count; }
   bool has_group_scales() const { return kind() && kind()->scales != Scales::none; }
 
@@ -133,15 +133,15 @@ struct SliceWriter {
 
   // Depth kb.. of a panel that is packed with depth k and begins at column `column` of its matrix.
   void read(const uint8_t* panel, int k, int kb, int column, Block* block) const {
-    block->code_pitch = row_bytes(config().format, kUnpackDepth);
-    unpack_block(layer.format(), panel, k, kb, block->codes, block->code_pitch);
+    block->code_pitch = row_bytes(config().format(), kUnpackDepth);
+    unpack_block(layer.format(kGate), panel, k, kb, block->codes, block->code_pitch);
     if (!has_group_scales()) return;
     const int group = config().group, begin = column + kb, end = column + std::min(k, kb + kUnpackDepth);
     block->first_group = begin / group + (begin % group != 0);
     block->end_group = (end - 1) / group + 1;
     const int count = block->end_group - block->first_group;
     if (count <= 0) return;
-    const GroupedLayout layout(*kind(), layer.panel_group_);
+    const GroupedLayout layout(*kind(), layer.panel_groups_[kGate]);
     const uint8_t* head = panel + layout.offset(kb);
     const int first = (block->first_group * group - begin) / layout.group, step = group / layout.group;
     block->scale_bytes = slice_scale_bytes(*kind());
@@ -171,7 +171,7 @@ struct SliceWriter {
     const ScaleRows& rows = layer.scale_rows_[expert];
     const Cut cut{part(), is_up ? rows.up : rows.gate};
     const int rank = cut.rank_of(n), local = n - cut.begin(rank) + (is_up ? cut.part : 0);
-    Target to{ranks[rank].w13_weight + local * row_bytes(config().format, config().hidden), nullptr, rank, false};
+    Target to{ranks[rank].w13_weight + local * row_bytes(config().format(), config().hidden), nullptr, rank, false};
     if (!kind()) return to;
     if (!has_group_scales()) {
       to.scale = ranks[rank].w13_scale + 4 * static_cast<size_t>(local);
@@ -196,8 +196,8 @@ struct SliceWriter {
     for (int r = 0; r < rows; ++r) targets[r] = target(row + r, is_up);
     for (int kb = 0; kb < H; kb += kUnpackDepth) {
       read(panel, H, kb, 0, block);
-      const size_t at = row_bytes(config().format, kb);
-      const size_t bytes = row_bytes(config().format, std::min(kUnpackDepth, H - kb));
+      const size_t at = row_bytes(config().format(), kb);
+      const size_t bytes = row_bytes(config().format(), std::min(kUnpackDepth, H - kb));
       for (int r = 0; r < rows; ++r) write_run(targets[r].weight + at, block->row(r), bytes);
       if (!has_group_scales() || block->end_group <= block->first_group) continue;
       for (int r = 0; r < rows; ++r) {
@@ -239,7 +239,7 @@ struct SliceWriter {
 
   // Rows row.. of down, of the columns of a shard that begins at `column`.
   void write_down(const uint8_t* panel, int row, int rows, int column, int size, Block* block) const {
-    const Format format = config().format;
+    const Format format = config().format();
     const Cut cut{part(), has_group_scales() ? config().group : 1};
     const size_t pitch = row_bytes(format, cut.part);
     for (int kb = 0; kb < size; kb += kUnpackDepth) {
@@ -274,18 +274,16 @@ struct SliceWriter {
 
   void run(const Worker& worker) {
     const Layer::Shard& shard = layer.shards_[worker.node];
-    const int H = config().hidden, gate_up = 2 * panel_count(shard.size), panels = gate_up + panel_count(H);
-    const uint8_t* weights = shard.expert(expert);
     Block block;
-    for (int p; (p = counters[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < panels;) {
-      if (p < gate_up) {
-        const int row = p / 2 * kPanelRows;
-        write_gate_up(weights + p * panel_bytes(layer.format(), H), shard.begin + row,
-                      std::min(kPanelRows, shard.size - row), p % 2, &block);
+    for (int p; (p = counters[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < layer.panel_total(shard);) {
+      int index;
+      const Matrix matrix = layer.panel_of(shard, p, &index);
+      const uint8_t* panel = layer.panel(shard, expert, matrix, index);
+      const int row = index * kPanelRows;
+      if (matrix == kDown) {
+        write_down(panel, row, std::min(kPanelRows, config().hidden - row), shard.begin, shard.size, &block);
       } else {
-        const int row = (p - gate_up) * kPanelRows;
-        write_down(weights + shard.gate_up_bytes + (p - gate_up) * panel_bytes(layer.format(), shard.size), row,
-                   std::min(kPanelRows, H - row), shard.begin, shard.size, &block);
+        write_gate_up(panel, shard.begin + row, std::min(kPanelRows, shard.size - row), matrix == kUp, &block);
       }
     }
     _mm_sfence();  // of the stores past the cache, before the pool tells that this worker has ended
@@ -293,18 +291,18 @@ struct SliceWriter {
 };
 
 Status Layer::check_slices(int expert, int ranks) const {
-  if (!has_slices(config_.format)) {
+  if (!config_.one_format() || !has_slices(config_.format())) {
     std::string formats;
     for (int i = 0; i < kFormatCount; ++i) {
       const auto format = static_cast<Format>(i);
       if (has_slices(format)) formats += std::string(formats.empty() ? "" : ", ") + format_name(format);
     }
-    return Status::unsupported(std::string("a layer of ") + format_name(config_.format) +
+    return Status::unsupported(std::string("a layer of ") + format_name(config_.format()) +
                                " has not the bytes of a checkpoint to write; formats that have are " + formats);
   }
   KT_RETURN_IF_ERROR(check_expert(expert));
   const int I = config_.intermediate;
-  const int unit = row_bits(config_.format) == 4 ? 2 : 1;  // columns of a whole byte
+  const int unit = row_bits(config_.format()) == 4 ? 2 : 1;  // columns of a whole byte
   if (ranks >= 1 && I % ranks == 0 && (I / ranks % unit == 0 || ranks == 1)) return Status::ok();
   std::string legal;
   for (int g = 1; g <= 16; ++g) {
@@ -315,7 +313,7 @@ Status Layer::check_slices(int expert, int ranks) const {
 }
 
 Status Layer::check_scale_rows(int expert) const {
-  const GroupedKind* kind = grouped_kind(config_.format);
+  const GroupedKind* kind = grouped_kind(config_.format());
   const ScaleRows& rows = scale_rows_[expert];
   if (!kind || kind->scales == Scales::none || (rows.gate > 0 && rows.up > 0 && rows.down > 0)) return Status::ok();
   return Status::invalid(
@@ -341,9 +339,9 @@ Status Layer::set_scale_rows(int expert, const ScaleRows& rows) {
 Status Layer::slice_bytes(int expert, int ranks, int rank, SliceBytes* out) const {
   KT_RETURN_IF_ERROR(check_slices(expert, ranks));
   const int H = config_.hidden, part = config_.intermediate / ranks;
-  const GroupedKind* kind = grouped_kind(config_.format);
-  out->w13_weight = 2 * static_cast<size_t>(part) * row_bytes(config_.format, H);
-  out->w2_weight = static_cast<size_t>(H) * row_bytes(config_.format, part);
+  const GroupedKind* kind = grouped_kind(config_.format());
+  out->w13_weight = 2 * static_cast<size_t>(part) * row_bytes(config_.format(), H);
+  out->w2_weight = static_cast<size_t>(H) * row_bytes(config_.format(), part);
   out->w13_scale = out->w2_scale = 0;
   if (!kind) return Status::ok();
   const size_t bytes = slice_scale_bytes(*kind);

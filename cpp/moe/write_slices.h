@@ -32,7 +32,8 @@ struct SliceBytes {
 // int4z has lost how the file lay, nvfp4 has two scales, and what we quantised is of no checkpoint.
 constexpr bool has_slices(Format format) {
   const GroupedKind* kind = grouped_kind(format);
-  return kind ? !kind->zeros && !(kind->row && kind->scales != Scales::none) : format == Format::bf16;
+  if (!kind) return format == Format::bf16;
+  return is_checkpoint(format) && kind->mins == Mins::none && !(kind->row && kind->scales != Scales::none);
 }
 
 // How many rows of each matrix of an expert share a scale, in formats that have group scales. Panels do not tell; 0:

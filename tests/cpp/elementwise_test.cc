@@ -245,6 +245,11 @@ void check_activated(Activation a, double g, double u, uint16_t bits) {
   }
 }
 
+// Rows of `pairs` pairs, one behind the other.
+kt::GateUp pairs_of(const float* c, const float* bias, int pairs) {
+  return {c, c + 16, static_cast<size_t>(32) * pairs, 32, bias};
+}
+
 void check_swiglu(const Variant& v, Activation activation, bool with_bias, int m, int pairs, Random& random) {
   constexpr float kGates[] = {0,   -0.0f, 1e-30f, -1e-30f, 1e-40f, 20,   -20,   60,    -60,   80,
                               -80, 87,    -87,    100,     -100,   1e4f, -1e4f, 1e30f, -1e30f};
@@ -261,7 +266,7 @@ void check_swiglu(const Variant& v, Activation activation, bool with_bias, int m
   Guarded<uint16_t> h((m - 1) * pitch + 16 * pairs);
   kt_test::now_running("%s swiglu kind=%d limit=%g alpha=%g bias=%d m=%d pairs=%d", v.name,
                        static_cast<int>(activation.kind), activation.limit, activation.alpha, with_bias, m, pairs);
-  v.table->swiglu(c.data(), with_bias ? bias.data() : nullptr, m, pairs, activation, h.data(), pitch);
+  v.table->swiglu(pairs_of(c.data(), with_bias ? bias.data() : nullptr, pairs), m, pairs, activation, h.data(), pitch);
   KT_CHECK(h.front_intact());
   for (int i = 0; i < m; ++i) {
     for (int j = 0; j < 16 * pairs; ++j) {
@@ -294,11 +299,11 @@ KT_TEST(swiglu_keeps_nan_in_its_element) {
         for (float& x : c) x = 1.5f;
         c[at] = NAN;
         Guarded<uint16_t> h(16);
-        v.table->swiglu(c.data(), nullptr, 1, 1, activation, h.data(), 16);
+        v.table->swiglu(pairs_of(c.data(), nullptr, 1), 1, 1, activation, h.data(), 16);
         for (int j = 0; j < 16; ++j) KT_CHECK_EQ(std::isnan(kt::bf16_to_f32(h[j])), j == at % 16);
         Guarded<float> one(32);
         for (float& x : one) x = 1;
-        v.table->swiglu(one.data(), c.data(), 1, 1, activation, h.data(), 16);
+        v.table->swiglu(pairs_of(one.data(), c.data(), 1), 1, 1, activation, h.data(), 16);
         for (int j = 0; j < 16; ++j) KT_CHECK_EQ(std::isnan(kt::bf16_to_f32(h[j])), j == at % 16);
       }
     }
@@ -313,10 +318,16 @@ KT_TEST(swiglu_gives_the_same_bytes_on_every_variant) {
   for (const Activation& activation : kActivations) {
     for (const float* added : {static_cast<const float*>(nullptr), static_cast<const float*>(bias.data())}) {
       Guarded<uint16_t> first(64 * 16);
-      kt_test::variants().run.front().table->swiglu(c.data(), added, 8, 8, activation, first.data(), 8 * 16);
+      kt_test::variants().run.front().table->swiglu(pairs_of(c.data(), added, 8), 8, 8, activation, first.data(),
+                                                    8 * 16);
       for (const Variant& v : kt_test::variants().run) {
         Guarded<uint16_t> h(64 * 16);
-        v.table->swiglu(c.data(), added, 8, 8, activation, h.data(), 8 * 16);
+        v.table->swiglu(pairs_of(c.data(), added, 8), 8, 8, activation, h.data(), 8 * 16);
+        KT_CHECK(same_bytes(h, first));
+        // The same values, gate and up in two matrices.
+        std::vector<float> apart[2];
+        for (size_t i = 0; i < c.size(); ++i) apart[i % 32 / 16].push_back(c[i]);
+        v.table->swiglu({apart[0].data(), apart[1].data(), 8 * 16, 16, added}, 8, 8, activation, h.data(), 8 * 16);
         KT_CHECK(same_bytes(h, first));
       }
     }

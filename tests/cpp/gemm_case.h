@@ -126,8 +126,10 @@ class GemmCase {
     for (int p = 0; p < shape.n_panels; ++p) {
       const uint16_t* source = weights.data() + static_cast<size_t>(p) * kt::kPanelRows * shape.k;
       uint8_t* panel = panels_->data() + p * bytes;
-      if (kind) {
-        Random scales(p + 1);
+      Random scales(p + 1);
+      if (kt::is_raw(format)) {
+        random_raw_panel(format, shape.k, scales, panel);
+      } else if (kind) {
         kt::put_grouped(*kind, format_.group,
                         random_panel(*kind, format_.group, source, kt::kPanelRows, shape.k, scales), panel);
       } else {
@@ -194,7 +196,9 @@ class GemmCase {
     args.m = m;
     args.c = c.data();
     args.scratch = scratch.data();
+    args.c_pitch = static_cast<size_t>(n);
     args.group = format_.group;
+    args.format = format_.id;
     args.next = first % 2 ? nullptr : panels_->data();
     kernels.gemm(args);
     if (!c.front_intact() || !scratch.front_intact()) {

@@ -38,7 +38,7 @@ struct File {
     std::memset(data.data(), 0, data.bytes());
     for (int i = 0; i < n; ++i) {
       for (int j = 0; j < k; ++j)
-        put(kind, order, i, j, kt_test::code_of(kind.codes, static_cast<uint16_t>(random.below(65536))));
+        put(kind, order, i, j, kt_test::code_of(kind, static_cast<uint16_t>(random.below(65536))));
       for (int g = 0; g < groups; ++g) {
         kt_test::random_scale(kind.scales, random, scale(kind, i, g));
         zeros.data()[i * groups + g] = static_cast<uint8_t>(random.below(17));
@@ -53,7 +53,7 @@ struct File {
     matrix.scales = scales.data();
     matrix.scale_row = static_cast<size_t>(groups) * kt::scale_bytes(kind.scales);
     matrix.scale_group = static_cast<size_t>(kt::scale_bytes(kind.scales));
-    matrix.zeros = kind.zeros ? zeros.data() : nullptr;
+    matrix.zeros = kind.mins == kt::Mins::zeros ? zeros.data() : nullptr;
     matrix.zero_row = static_cast<size_t>(groups);
     matrix.zero_group = 1;
     matrix.rows = rows.data();
@@ -93,14 +93,14 @@ kt::GroupedPanel panel_of(const GroupedKind& kind, File& file, int row, int rows
       if (panel.width)
         std::memcpy(panel.row_scales(r) + static_cast<size_t>(g) * panel.width, file.scale(kind, row + r, from),
                     panel.width);
-      if (kind.zeros) panel.row_zeros(r)[g] = file.zeros.data()[(row + r) * file.groups + from];
+      if (kind.mins == kt::Mins::zeros) panel.row_mins(r)[g] = file.zeros.data()[(row + r) * file.groups + from];
     }
   }
   return panel;
 }
 
 std::vector<CodeOrder> orders(const GroupedKind& kind) {
-  if (kind.codes != Codes::int4) return {CodeOrder::rows};
+  if (kind.codes != Codes::u4) return {CodeOrder::rows};
   return {CodeOrder::rows, CodeOrder::gptq, CodeOrder::awq};
 }
 
@@ -108,7 +108,7 @@ template <class Body>
 void for_each_format(Body body) {
   for (int f = 0; f < kt::kFormatCount; ++f) {
     const auto format = static_cast<Format>(f);
-    if (const GroupedKind* kind = kt::grouped_kind(format)) body(format, *kind);
+    if (kt::is_checkpoint(format)) body(format, *kt::grouped_kind(format));
   }
 }
 
@@ -176,7 +176,7 @@ KT_TEST(scales_of_blocks_and_one_factor_of_all_rows) {
   Guarded<uint8_t> panel(kt::panel_bytes({Format::fp8, 128}, 128));
   KT_CHECK_EQ(kt::pack_matrix(fp8, file.matrix, 128, 16, 16, 0, 128, 128, panel.data(), 0), 0u);
   for (int r = 0; r < kt::kPanelRows; ++r)
-    KT_CHECK(std::memcmp(panel.data() + kt::kLineBytes + 4 * r, file.scale(fp8, r < 8 ? 0 : 1, 0), 4) == 0);
+    KT_CHECK(std::memcmp(panel.data() + 4 * r, file.scale(fp8, r < 8 ? 0 : 1, 0), 4) == 0);
 
   File whole(kt::kFp8c, CodeOrder::rows, 16, 64, 256, random);
   whole.matrix.row_step = 0;
@@ -215,7 +215,7 @@ KT_TEST(faults_are_found_wherever_they_are) {
         if (kind.row) {
           KT_CHECK_EQ(faults([&](File& f) { f.rows.data()[row + r] = std::ldexp(1.0f, 90); }), kt::kRowFault);
         }
-        if (kind.zeros) {
+        if (kind.mins == kt::Mins::zeros) {
           KT_CHECK_EQ(faults([&](File& f) { f.zeros.data()[(row + r) * f.groups] = 17; }), kt::kZeroFault);
         }
       }

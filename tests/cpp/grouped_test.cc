@@ -1,4 +1,5 @@
-// Checkpoint formats: every code decodes to what its standard says in every kernel, and panels give back what they got.
+// Formats that hold the codes of files: every code decodes to what its standard says in every kernel, and panels give
+// back what they got.
 #include <memory>
 
 #include "check.h"
@@ -19,7 +20,7 @@ template <class Body>
 void for_each_format(Body body) {
   for (int f = 0; f < kt::kFormatCount; ++f) {
     const auto format = static_cast<Format>(f);
-    if (const GroupedKind* kind = kt::grouped_kind(format)) {
+    if (const GroupedKind* kind = kt::grouped_kind(format); kind && !kt::is_raw(format)) {
       for (int group : kt_test::legal_groups(format)) body(format, *kind, group);
     }
   }
@@ -33,9 +34,32 @@ double e4m3(int code) {
   return code & 0x80 ? -magnitude : magnitude;
 }
 
-double value_of(Codes codes, int code) {
+// IEEE 754 half, of ordinary size.
+double half(int bits) {
+  const double magnitude = (1 + (bits & 1023) / 1024.0) * std::pow(2, (bits >> 10 & 31) - 15);
+  return bits & 0x8000 ? -magnitude : magnitude;
+}
+
+// With scales of 1, and without zeros or mins.
+double value_of(const GroupedKind& kind, const uint8_t* at) {
   static constexpr double kE2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
-  return codes == Codes::e4m3 ? e4m3(code) : codes == Codes::e2m1 ? kE2m1[code] : code - 8;
+  static constexpr double kIq4[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  float f32;
+  switch (kind.codes) {
+    case Codes::e4m3:
+      return e4m3(*at);
+    case Codes::e2m1:
+      return kE2m1[*at];
+    case Codes::iq4:
+      return kIq4[*at];
+    case Codes::f16:
+      return half(at[0] | at[1] << 8);
+    case Codes::f32:
+      std::memcpy(&f32, at, 4);
+      return f32;
+    default:
+      return *at - kind.offset;
+  }
 }
 
 bool is_nan_code(Codes codes, int code) { return codes == Codes::e4m3 && (code & 0x7f) == 0x7f; }
@@ -47,6 +71,7 @@ void one_scale(kt::Scales scales, uint8_t* at) {
   if (scales == kt::Scales::bf16 || scales == kt::Scales::f16) std::memcpy(at, &half, 2);
   if (scales == kt::Scales::e8m0) *at = 127;
   if (scales == kt::Scales::e4m3) *at = 0x38;
+  if (kt::has_super(scales)) *at = 1;
 }
 
 // The product of one panel with m rows of bf16.
@@ -66,7 +91,9 @@ std::vector<float> product(const kt::IsaTable& table, Format format, int group, 
   g.m = m;
   g.c = c.data();
   g.scratch = scratch.data();
+  g.c_pitch = kt::kPanelRows;
   g.group = group;
+  g.format = format;
   table.formats[static_cast<int>(format)].gemm(g);
   return c;
 }
@@ -78,16 +105,25 @@ std::vector<float> product(const kt::IsaTable& table, Format format, int group, 
 KT_TEST(every_code_is_exact_in_every_kernel) {
   constexpr int kDepth = 256;
   for_each_format([&](Format format, const GroupedKind& kind, int group) {
-    const int codes = kind.codes == Codes::e4m3 ? 256 : 16;
     kt::GroupedPanel panel;
     panel.reset(kind, kDepth, group);
     for (int n = 0; n < kt::kPanelRows; ++n) {
       for (int k = 0; k < kDepth; ++k) {
-        const int code = (k + 17 * n) % codes;
-        panel.row(n)[k] = is_nan_code(kind.codes, code) ? 0 : static_cast<uint8_t>(code);
+        uint8_t* at = panel.row(n) + k * panel.code_bytes;
+        const int code = (k + 17 * n) % (1 << std::min(8, kt::grouped_code_bits(kind.codes)));
+        *at = is_nan_code(kind.codes, code) ? 0 : static_cast<uint8_t>(code);
+        // Floats that bf16 holds too.
+        if (kind.codes == Codes::f16) {
+          at[0] &= 0xf8;
+          at[1] = static_cast<uint8_t>(0x20 | (n & 3) | (k & 1) << 7);
+        }
+        const float f32 = static_cast<float>(code + 1);
+        if (kind.codes == Codes::f32) std::memcpy(at, &f32, 4);
       }
       for (int g = 0; g < panel.groups; ++g)
         one_scale(kind.scales, panel.row_scales(n) + static_cast<size_t>(g) * panel.width);
+      std::fill_n(panel.mins.begin(), panel.mins.size(), uint8_t{0});
+      if (!panel.supers.empty()) panel.row_supers(n)[0] = 0x3c00;
       panel.rows[n] = 1.0f;
     }
     std::vector<uint8_t> packed(kt::panel_bytes({format, group}, kDepth));
@@ -95,18 +131,20 @@ KT_TEST(every_code_is_exact_in_every_kernel) {
     for (const auto& v : kt_test::variants().run) {
       for (int m : {1, 2, 7, 33}) {
         kt_test::now_running("%s %s group=%d m=%d", v.name, kt::format_name(format), group, m);
+        int wrong = 0;
         for (int at = 0; at < kDepth; at += m) {
           std::vector<uint16_t> x(static_cast<size_t>(m) * kDepth);
           for (int i = 0; i < m; ++i) x[static_cast<size_t>(i) * kDepth + (at + i) % kDepth] = kt::f32_to_bf16(1.0f);
           const std::vector<float> c = product(*v.table, format, group, packed, kDepth, x, m);
           for (int i = 0; i < m; ++i) {
             for (int n = 0; n < kt::kPanelRows; ++n) {
-              const double expected = value_of(kind.codes, panel.row(n)[(at + i) % kDepth]);
+              const double expected = value_of(kind, panel.row(n) + (at + i) % kDepth * panel.code_bytes);
               const double got = c[static_cast<size_t>(i) * kt::kPanelRows + n];
-              KT_CHECK(std::fabs(got - expected) <= 1e-6 * std::fabs(expected));
+              if (!(std::fabs(got - expected) <= 1e-6 * std::fabs(expected))) ++wrong;
             }
           }
         }
+        KT_CHECK_EQ(wrong, 0);
       }
     }
   });
@@ -125,22 +163,36 @@ KT_TEST(panels_give_back_what_they_got) {
         KT_CHECK(packed.front_intact());
         kt::GroupedPanel out;
         kt::get_grouped(kind, group, packed.data(), k, &out);
-        KT_CHECK(in.codes == out.codes && in.scales == out.scales && in.zeros == out.zeros);
+        KT_CHECK(in.codes == out.codes && in.scales == out.scales && in.mins == out.mins && in.supers == out.supers);
         KT_CHECK(std::memcmp(in.rows, out.rows, sizeof(in.rows)) == 0);
       }
     }
   });
 }
 
-// Codes at the width of the checkpoint, the rest is scales and at most a line per 256 k beside them.
+// Codes at the width of the file, the rest is scales and less than a line per 256 k beside them.
 KT_TEST(panel_sizes) {
   for_each_format([&](Format format, const GroupedKind& kind, int group) {
-    const size_t bytes = kt::panel_bytes({format, group}, 4096);
+    const size_t bytes = kt::panel_bytes({format, group}, 4096), blocks = 16;
     const size_t codes = 16 * 4096 * kt::grouped_code_bits(kind.codes) / 8;
-    const size_t scales = 16 * 4096 / group * (kt::scale_bytes(kind.scales) + (kind.zeros ? 1 : 0));
-    KT_CHECK(bytes >= codes + scales && bytes <= codes + scales + 64 + 64 * 16);
-    KT_CHECK_EQ(bytes % 64, size_t{0});
+    const size_t scales = 16 * 4096 / group * (kt::scale_bytes(kind.scales) + kt::min_bytes(kind.mins));
+    const size_t supers = blocks * 32 * (kt::has_super(kind.scales) + kt::has_super_min(kind.mins));
+    const size_t least = codes + scales + supers + (kind.row ? 64 : 0);
+    KT_CHECK(bytes >= least && bytes < least + 64 * blocks);
+    KT_CHECK_EQ(bytes % 32, size_t{0});
   });
+}
+
+// Of a matrix with 4096 columns, against its rows in a file.
+KT_TEST(panels_of_gguf_are_as_large_as_the_file) {
+  for (int f = 0; f < kt::kFormatCount; ++f) {
+    const auto format = static_cast<Format>(f);
+    const kt::GgufBlock block = kt::gguf_block(format);
+    if (!block.weights) continue;
+    const int group = kt::grouped_kind(format) ? kt::grouped_kind(format)->least_group : 0;
+    const double in_file = 16.0 * 4096 / block.weights * block.bytes;
+    KT_CHECK(static_cast<double>(kt::panel_bytes({format, group}, 4096)) <= 1.05 * in_file);
+  }
 }
 
 KT_TEST(scales_of_every_width) {
@@ -158,7 +210,7 @@ KT_TEST(scales_of_every_width) {
   KT_CHECK_EQ(scale(kt::Scales::f16, 0xc000), -2.0f);
   KT_CHECK_EQ(scale(kt::Scales::bf16, 0x4049), 3.140625f);
   for (int code = 0; code < 256; ++code) {
-    if (!is_nan_code(Codes::e4m3, code)) KT_CHECK_EQ(double{kt::decode_code(Codes::e4m3, uint8_t(code))}, e4m3(code));
+    if (!is_nan_code(Codes::e4m3, code)) KT_CHECK_EQ(double{kt::decode_e4m3(uint8_t(code))}, e4m3(code));
   }
 }
 
@@ -168,6 +220,7 @@ KT_TEST(scales_of_every_width) {
 KT_TEST(extreme_scales) {
   constexpr int kDepth = 256;
   for_each_format([&](Format format, const GroupedKind& kind, int group) {
+    if (!kt::is_checkpoint(format)) return;
     kt::GroupedPanel panel;
     panel.reset(kind, kDepth, group);
     for (int n = 0; n < kt::kPanelRows; ++n) {
@@ -181,7 +234,7 @@ KT_TEST(extreme_scales) {
         if (kind.scales == kt::Scales::bf16) std::memcpy(at, &bf16, 2);
         if (kind.scales == kt::Scales::e8m0) *at = static_cast<uint8_t>(n % 2 ? 217 : n / 2);
         if (kind.scales == kt::Scales::e4m3) *at = static_cast<uint8_t>(n % 2 ? 0x7e - n : n / 2);
-        if (kind.zeros) panel.row_zeros(n)[g] = n % 3 ? 16 : 0;
+        if (kind.mins == kt::Mins::zeros) panel.row_mins(n)[g] = n % 3 ? 16 : 0;
       }
       panel.rows[n] = 1.0f;
     }
@@ -207,6 +260,7 @@ KT_TEST(extreme_scales) {
 
 KT_TEST(unpacked_rows_are_those_of_a_panel) {
   for_each_format([](Format format, const GroupedKind& kind, int group) {
+    if (!kt::is_checkpoint(format)) return;
     Random random(group);
     const int k = 328, bits = kt::row_bits(format);
     std::vector<uint16_t> weights(static_cast<size_t>(kt::kPanelRows) * k);

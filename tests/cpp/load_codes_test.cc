@@ -43,7 +43,7 @@ Loaded load(Format format, const char* layout_name, int H, int I, int parts, int
   std::unique_ptr<kt::Pool> pool;
   KT_CHECK(kt::Pool::create(pool_config, &pool).is_ok());
   kt::LayerConfig config;
-  config.format = format;
+  config.set_format(format);
   config.num_experts = config.top_k = config.max_tokens = 1;
   config.hidden = H;
   config.intermediate = I;

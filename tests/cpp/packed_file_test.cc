@@ -9,6 +9,7 @@
 
 #include "base/checksum.h"
 #include "check.h"
+#include "formats/gguf.h"
 #include "guarded.h"
 #include "moe/layer.h"
 #include "variants.h"
@@ -45,7 +46,7 @@ struct Fixture {
     for (kt::PoolNode& node : pool_config.nodes) node.threads = 2;
     KT_CHECK(kt::Pool::create(pool_config, &pool).is_ok());
     kt::LayerConfig config;
-    config.format = format;
+    config.set_format(format);
     config.num_experts = experts;
     config.top_k = config.max_tokens = 1;
     config.hidden = hidden;
@@ -117,7 +118,9 @@ KT_TEST(experts_come_back_at_any_place) {
     for (int nodes : {1, 2, 5}) {
       const Format format = static_cast<Format>(f);
       kt_test::now_running("packed %s nodes=%d", kt::format_name(format), nodes);
-      Fixture from(nodes, 3, format), to(nodes, 4, format);
+      const bool blocks = kt::gguf_block(format).weights > 1;  // of up to 256, on each of 5 nodes
+      const int hidden = blocks ? 256 : 100, intermediate = blocks ? 1280 : 333;
+      Fixture from(nodes, 3, format, hidden, intermediate), to(nodes, 4, format, hidden, intermediate);
       KT_CHECK(from.layer->fill_random(7).is_ok());
       File file;
       std::vector<uint64_t> sums, rest;

@@ -95,7 +95,8 @@ struct Model {
   // One without weights.
   kt::Layer& add_layer(int top_k = kTopK) {
     const kt::IsaTable* isa = variants().run.front().table;
-    const kt::LayerConfig config{kt::Format::bf16, kExperts, top_k, kHidden, 64, kMaxTokens, {}};
+    kt::LayerConfig config{{}, kExperts, top_k, kHidden, 64, kMaxTokens, {}};
+    config.set_format(kt::Format::bf16);
     KT_CHECK(kt::Layer::create(workspace, isa, config, &layers.emplace_back()).is_ok());
     return *layers.back();
   }

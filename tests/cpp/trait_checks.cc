@@ -82,6 +82,7 @@ constexpr TraitCheck kVectorChecks[] = {
 #if defined(KT_EMULATED) || defined(__AVX512BF16__)
     KT_RUN_OP("table128 look_up", any, bits, kBytes, put(out, V::look_up(V::table128(in), ints(in, 2)))),
     KT_RUN_OP("narrow_bf16", any, bits, kBytes, put(out, V::narrow_bf16(f32(in, 0), f32(in, 1)))),
+    KT_RUN_OP("narrow_pairs", any, bits, kBytes, put(out, V::narrow_pairs(f32(in, 0), f32(in, 1)))),
     KT_RUN_OP("dot_bf16", bf16, near, kBytes, put(out, V::dot_bf16(f32(in, 0), ints(in, 1), ints(in, 2)))),
 #endif
     KT_RUN_OP("bits_of", any, bits, kBytes, put(out, V::bits_of(f32(in, 0)))),
@@ -91,6 +92,7 @@ constexpr TraitCheck kVectorChecks[] = {
     KT_RUN_OP("load_bf16", any, f32, kBytes, put(out, V::load_bf16(reinterpret_cast<const uint16_t*>(in + 2)))),
     KT_RUN_OP("load_f16", any, f32, kBytes, put(out, V::load_f16(reinterpret_cast<const uint16_t*>(in + 2)))),
     KT_RUN_OP("load_u8", any, bits, kBytes, put(out, V::load_u8(in + 3))),
+    KT_RUN_OP("load_s8", any, bits, kBytes, put(out, V::load_s8(in + 3))),
     KT_RUN_OP("f16_low", any, f32, kBytes, put(out, V::f16_low(ints(in, 0)))),
     KT_RUN_OP("f16_high", any, f32, kBytes, put(out, V::f16_high(ints(in, 0)))),
     KT_RUN_OP("broadcast_pair", any, bits, kBytes, put(out, V::broadcast_pair(floats(in) + 1))),

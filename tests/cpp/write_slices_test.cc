@@ -87,7 +87,7 @@ struct Case {
     pool_config.nodes.resize(nodes);
     KT_CHECK(kt::Pool::create(pool_config, &pool).is_ok());
     kt::LayerConfig config;
-    config.format = shape.format;
+    config.set_format(shape.format);
     config.num_experts = 2;
     config.top_k = config.max_tokens = 1;
     config.hidden = shape.H;
@@ -209,14 +209,14 @@ KT_TEST(what_cannot_be_written) {
   KT_CHECK(says(layer.check_slices(0, 64), Code::invalid, "of whole bytes"));
   kt::LayerConfig config = layer.config();
   for (Format format : {Format::int8, Format::int4, Format::int4g, Format::nvfp4, Format::int4z}) {
-    config.format = format;
+    config.set_format(format);
     std::unique_ptr<kt::Layer> other;
     KT_CHECK(kt::Layer::create(std::make_shared<kt::Workspace>(c.pool.get()), kt_test::variants().run.front().table,
                                config, &other)
                  .is_ok());
     KT_CHECK(says(other->check_slices(0, 1), Code::unsupported, "are bf16, fp8, fp8c, mxfp8, mxfp4, rawint4"));
   }
-  config.format = Format::bf16;
+  config.set_format(Format::bf16);
   std::unique_ptr<kt::Layer> empty;
   KT_CHECK(kt::Layer::create(std::make_shared<kt::Workspace>(c.pool.get()), kt_test::variants().run.front().table,
                              config, &empty)

@@ -97,6 +97,9 @@ struct Avx2 {
   static Int load_u8(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
+  static Int load_s8(const uint8_t* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
   // The words of the lower and of the upper half of a vector, which are f16.
   static F32 f16_low(Int a) { return _mm256_cvtph_ps(_mm256_castsi256_si128(a)); }
   static F32 f16_high(Int a) { return _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)); }

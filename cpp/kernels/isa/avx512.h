@@ -84,6 +84,13 @@ struct Avx512 {
   }
   // The lanes of a and then b as bf16, to nearest even; denormals become 0.
   static Int narrow_bf16(F32 a, F32 b) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)); }
+  // The same as pairs: lane i is a[i] and, in the high word, b[i].
+  static Int narrow_pairs(F32 a, F32 b) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    // Words 0 16 1 17 ..: i in the low word, 16 + i in the high one.
+    const __m512i index = _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(16)), 16));
+    return _mm512_permutexvar_epi16(index, narrow_bf16(a, b));
+  }
   static F32 dot_bf16(F32 acc, Int a, Int b) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
@@ -103,6 +110,9 @@ struct Avx512 {
   // Bytes as 32-bit lanes.
   static Int load_u8(const uint8_t* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static Int load_s8(const uint8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
   // The words of the lower and of the upper half of a vector, which are f16.
   static F32 f16_low(Int a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }

@@ -269,6 +269,14 @@ struct EmuVec {
     for (int i = 0; i < N; ++i) r.b[4 * i] = p[i];
     return r;
   }
+  static Int load_s8(const uint8_t* p) {
+    Int r;
+    for (int i = 0; i < N; ++i) {
+      const int32_t x = static_cast<int8_t>(p[i]);
+      std::memcpy(r.b + 4 * i, &x, 4);
+    }
+    return r;
+  }
   static F32 f16_low(Int a) { return load_f16(a.b); }
   static F32 f16_high(Int a) { return load_f16(a.b + 2 * N); }
   static F32 broadcast_pair(const float* p) {
@@ -301,6 +309,12 @@ struct EmuVec {
       const uint16_t bits = f32_to_bf16(std::fpclassify(f) == FP_SUBNORMAL ? std::copysign(0.0f, f) : f);
       std::memcpy(r.b + 2 * i, &bits, 2);
     }
+    return r;
+  }
+  static Int narrow_pairs(F32 a, F32 b) {
+    const Int side_by_side = narrow_bf16(a, b);
+    Int r;
+    for (int i = 0; i < 2 * N; ++i) std::memcpy(r.b + 2 * i, side_by_side.b + 2 * (i / 2 + i % 2 * N), 2);
     return r;
   }
   static void store_bf16(uint16_t* p, F32 a) {
