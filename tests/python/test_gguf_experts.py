@@ -1,6 +1,7 @@
 """Experts of GGUF files: names, shapes, types, biases and maps, on a layer that records what it gets."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -20,6 +21,7 @@ from kt_kernel.weights import (
     load_layer,
     load_layer_from_tensors,
     save_layer,
+    store,
 )
 from kt_kernel.weights.gguf_experts import GgufExperts
 from kt_kernel.weights.gguf_files import GgufFiles
@@ -322,3 +324,27 @@ def test_config_json_beside_says_nothing_about_gguf(tmp_path):
     path = write(tmp_path, Experts(SHAPE))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
     assert choose_traits(str(path), LAYER, None, None, 0.0, 0.0) == Traits()
+
+
+def test_what_the_store_remembers(tmp_path):
+    """Of the files with something of the layer: name, size, time and header."""
+    experts = Experts(SHAPE, "q4_0")
+    tensors = {"token_embd.weight": np.ones((4, 32), np.float32), "output.weight": np.ones((4, 32), np.float32)}
+    write_gguf(tmp_path / "model.gguf", tensors | experts.tensors(), split_max_tensors=2)
+    first, *mine = sorted(tmp_path.glob("*.gguf"))
+
+    def sources():
+        return store._sources(GgufFiles(tmp_path), LAYER)
+
+    before = sources()
+    assert [name for name, *_ in before] == [path.name for path in mine]
+    assert [facts[:2] for _, *facts in before] == [[path.stat().st_size, path.stat().st_mtime_ns] for path in mine]
+    os.utime(first, ns=(0, 0))
+    assert sources() == before
+    content, status = mine[1].read_bytes(), mine[1].stat()
+    for changed in (content.replace(b"_down_exps.weight", b"_down_exps.weighs"), content[:-1] + b"\x55"):
+        mine[1].write_bytes(changed)
+        os.utime(mine[1], ns=(status.st_atime_ns, status.st_mtime_ns))
+        store._header_digest.cache_clear()
+        assert (sources() == before) == (changed[:-1] == content[:-1])
+    assert store.file_name(tmp_path, 7, "q4_k/q4_k/q6_k") == f"{tmp_path.name}.layer-00007.q4_k-q4_k-q6_k.ktpack"

@@ -22,7 +22,7 @@ _OTHERS = {
 # Where a limit is given: these clamp the gate before silu, as layers do, the others behind it.
 _CLAMP_BEFORE = ("deepseek4", "glm5-next", "hy_v4", "maple")
 
-_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:(?:gate|up|down|gate_up)_exps|(?:gate|up|down)\.\d+)\.weight")
+_EXPERTS = re.compile(r"blk\.(\d{1,9})\.ffn_(?:(?:gate|up|down|gate_up)_exps|(?:gate|up|down)\.\d+)\.weight")
 
 
 def layers_with_experts(files: GgufFiles) -> list[int]:
