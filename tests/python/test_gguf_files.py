@@ -37,11 +37,13 @@ def test_every_part_and_the_folder_give_the_same(tmp_path):
     for path in (*parts, tmp_path):
         assert find_files(path) == parts
         loads(path, experts)
+    parts = [part.rename(part.with_suffix(".GGUF")) for part in parts]
+    assert find_files(parts[1]) == find_files(tmp_path) == parts
 
 
 def test_a_file_under_any_name(tmp_path):
     experts = Experts(SHAPE, "q4_0")
-    for name in ("model.GGUF", "sha256-0123", "a.b-00001-of-2.gguf"):
+    for name in ("model.GGUF", "sha256-0123", "a.b-00001-of-2.gguf", "c-00001-of-00000.gguf"):
         path = write_gguf(tmp_path / name, experts.tensors())
         assert is_gguf_file(path)
         assert find_method(path, LAYER, SHAPE.hidden, SHAPE.intermediate) == "LLAMAFILE"

@@ -40,9 +40,20 @@ class _Model(NamedTuple):
     parts: int
 
 
-def _model_of(file: Path) -> _Model:
+def _model_of(file: Path) -> tuple[_Model, int]:
+    """The model, and the number of this part of it."""
     part = _PART.fullmatch(file.name)
-    return _Model(part["stem"], int(part["count"])) if part else _Model(file.name, 0)
+    if part is None or int(part["count"]) == 0:
+        return _Model(file.name, 0), 0
+    return _Model(part["stem"], int(part["count"])), int(part["number"])
+
+
+def _models_in(folder: Path) -> dict[_Model, dict[int, Path]]:
+    models: dict[_Model, dict[int, Path]] = {}
+    for file in gguf_files_in(folder):
+        model, number = _model_of(file)
+        models.setdefault(model, {})[number] = file
+    return models
 
 
 def _some(names: Iterable[str]) -> str:
@@ -51,16 +62,15 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _all_parts(folder: Path, model: _Model) -> list[Path]:
-    there = {file.name for file in gguf_files_in(folder)}
-    names = [f"{model.stem}-{number:05d}-of-{model.parts:05d}{SUFFIX}" for number in range(1, model.parts + 1)]
-    missing = [name for name in names if name not in there]
-    if missing or not names:
+def _all_parts(folder: Path, model: _Model, there: dict[int, Path]) -> list[Path]:
+    numbers = range(1, model.parts + 1)
+    missing = [f"{model.stem}-{number:05d}-of-{model.parts:05d}{SUFFIX}" for number in numbers if number not in there]
+    if missing:
         raise FileNotFoundError(
             f"{folder}: of the {model.parts} parts of {model.stem} {len(missing)} are missing: {_some(missing)}; "
             "download them into this folder"
         )
-    return [folder / name for name in names]
+    return [there[number] for number in numbers]
 
 
 def _is_model(header: GgufHeader) -> bool:
@@ -72,22 +82,21 @@ def _is_model(header: GgufHeader) -> bool:
 def find_files(path: Path) -> list[Path]:
     """The files of the model at `path`, in order."""
     if not path.is_dir():
-        model = _model_of(path)
-        return _all_parts(path.parent, model) if model.parts else [path]
-    files = gguf_files_in(path)
-    if not files:
+        model, _ = _model_of(path)
+        return _all_parts(path.parent, model, _models_in(path.parent)[model]) if model.parts else [path]
+    models = _models_in(path)
+    if not models:
         below = [f"{folder.name}/" for folder in sorted(path.iterdir()) if folder.is_dir() and gguf_files_in(folder)]
         hint = f"; there are some in {_some(below)}" if below else ""
         raise FileNotFoundError(f"{path} has no *{SUFFIX}{hint}; give the file, or the folder that it is in")
-    # Parts of one model are looked at together: only the first of them says what it is.
-    models = dict.fromkeys(_model_of(file) for file in files)
-    first = {model: next(file for file in files if _model_of(file) == model) for model in models}
-    found = [model for model in models if model.parts or _is_model(read_header(first[model]))]
+    # Of a model in parts only the first says what it is; nothing else comes in parts.
+    found = [model for model, files in models.items() if model.parts or _is_model(read_header(files[0]))]
     if len(found) != 1:
         several = f"has several models ({_some(model.stem for model in found)})"
         what = several if found else "has no model, only what goes with one"
         raise ValueError(f"{path} {what}; give the {SUFFIX} file, or its first part, instead of the folder")
-    return _all_parts(path, found[0]) if found[0].parts else [first[found[0]]]
+    model = found[0]
+    return _all_parts(path, model, models[model]) if model.parts else [models[model][0]]
 
 
 def _number(file: Path, fields: Mapping[str, Value], key: str, default: int) -> int:
