@@ -174,6 +174,4 @@ def test_large_headers_are_read_fast(tmp_path):
 
     assert seconds(plain) < 0.05
     assert seconds(full) < 0.3
-    start = time.perf_counter()
-    read_header(full)
-    assert time.perf_counter() - start < 0.005
+    assert read_header(full) is read_header(full)

@@ -93,7 +93,7 @@ def check(path, content: bytes) -> None:
     assert not message or str(path.parent) in message, f"{message!r} does not name the file"
 
 
-@hypothesis.settings(deadline=timedelta(seconds=2), max_examples=400)
+@hypothesis.settings(deadline=timedelta(seconds=5), max_examples=400)
 @hypothesis.given(data=st.data())
 def test_no_damage_gets_further_than_an_error(valid, data):
     files, folder = valid
