@@ -158,6 +158,15 @@ def test_the_number_of_threads_changes_no_bit(types):
     assert np.array_equal(outputs[0], outputs[2])
 
 
+@pytest.mark.parametrize("name", TYPES)
+def test_a_layer_takes_as_much_memory_as_the_file(name):
+    """5 % more at most, at the sizes of a model."""
+    shape = Shape(1, 1, 2048, 768)
+    layer = make_layer(Experts(shape, name))
+    kind = TYPES[name][1]
+    assert layer.packed_bytes_per_expert <= 1.05 * 3 * shape.hidden * shape.intermediate * kind.bytes / kind.block
+
+
 @pytest.mark.parametrize("name", ["mxfp4", "q4_k"])
 def test_biases_and_other_activations(name):
     shape = shape_for(name)
