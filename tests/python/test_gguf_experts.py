@@ -293,8 +293,9 @@ class TestMethods:
         with pytest.raises(ValueError, match="LLAMAFILE keeps the types of a GGUF file, which load_weights"):
             load_layer_from_tensors(layer, "LLAMAFILE", *(np.zeros((4, 8, 8), np.float32),) * 3)
         path = write(tmp_path, Experts(SHAPE))
-        with pytest.raises(ValueError, match="is a GGUF file: method LLAMAFILE loads it as it is"):
-            save_layer(None, "AMXINT8", path, LAYER, tmp_path / "out")
+        for given in (path, tmp_path):
+            with pytest.raises(ValueError, match="holds GGUF files: method LLAMAFILE loads them as they are"):
+                save_layer(None, "AMXINT8", given, LAYER, tmp_path / "out")
         names = checkpoint_tensors(originals(SHAPE), f"model.layers.{LAYER}", "separate")
         source = write_safetensors(tmp_path / "checkpoint" / "model.safetensors", names)
         with pytest.raises(ValueError, match="LLAMAFILE keeps weights as they are: there is nothing to convert"):

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from kt_kernel.weights.gguf_files import gguf_files_in, is_gguf_file
+from kt_kernel.weights.gguf_files import holds_gguf
 from kt_kernel.weights.tensor_files import parse_json
 
 # Where models with more than text keep what concerns their text, outermost first.
@@ -54,7 +54,7 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
     """Reads config.json of a model's folder, or the file; without one, the header of GGUF files."""
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
-    if is_gguf_file(path) or (path.is_dir() and not file.exists() and gguf_files_in(path)):
+    if holds_gguf(path) and (path.is_file() or not file.exists()):
         from kt_kernel.weights.gguf_config import gguf_model_config  # which is made of what is here
 
         return gguf_model_config(path)

@@ -10,7 +10,7 @@ from kt_kernel.weights.canonical import file_name, stored_format, tensor_name
 from kt_kernel.weights.checkpoint import CheckpointExperts
 from kt_kernel.weights.encodings import FLOATS, Encoding
 from kt_kernel.weights.experts import Sizes, layers_in
-from kt_kernel.weights.gguf_files import GgufFiles, gguf_files_in, is_gguf_file
+from kt_kernel.weights.gguf_files import GgufFiles, holds_gguf
 from kt_kernel.weights.released import MergedExperts, TreeExperts
 from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
 
@@ -29,6 +29,10 @@ Source = Path | TensorFiles | GgufFiles
 _NOT_GGUF = ("*.safetensors", "_layer_*")
 
 
+def holds_only_gguf(path: Path) -> bool:
+    return holds_gguf(path) and not (path.is_dir() and any(any(path.glob(name)) for name in _NOT_GGUF))
+
+
 def locate(path: Path, layer_idx: int, method: str | None = None) -> tuple[Kind, Source]:
     """Where the experts of a layer are: the folder of a tree, or files with tensors. Of both kinds in one folder the
     method takes its own; a method that cannot take what is there is an error.
@@ -37,9 +41,7 @@ def locate(path: Path, layer_idx: int, method: str | None = None) -> tuple[Kind,
         raise FileNotFoundError(
             f"weight_path {path} does not exist; it is a folder of weights, or one safetensors or GGUF file"
         )
-    gguf = is_gguf_file(path) or (path.is_dir() and bool(gguf_files_in(path)))
-    others = path.is_dir() and any(any(path.glob(name)) for name in _NOT_GGUF)
-    if gguf and (method == LLAMAFILE or not others):
+    if holds_gguf(path) if method == LLAMAFILE else holds_only_gguf(path):
         if method not in (LLAMAFILE, None):
             raise ValueError(
                 f"{path} holds GGUF files, which method {method} does not read: use method={LLAMAFILE!r}, which keeps "

@@ -33,6 +33,11 @@ def gguf_files_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix.lower() == SUFFIX and file.is_file())
 
 
+def holds_gguf(path: Path) -> bool:
+    """A file, or a folder in which others may be too."""
+    return is_gguf_file(path) or (path.is_dir() and bool(gguf_files_in(path)))
+
+
 class _Model(NamedTuple):
     """A name, of which there may be several parts; 0: it is one file."""
 

@@ -13,10 +13,9 @@ from kt_kernel import _core
 from kt_kernel.methods import KEPT_FORMATS, LLAMAFILE, fits, format_of
 from kt_kernel.weights.canonical import CanonicalExperts, Coded
 from kt_kernel.weights.checkpoint import CheckpointExperts
-from kt_kernel.weights.detect import Kind, Source, locate
+from kt_kernel.weights.detect import Kind, Source, holds_only_gguf, locate
 from kt_kernel.weights.experts import Experts, Sizes
 from kt_kernel.weights.gguf_experts import GgufExperts
-from kt_kernel.weights.gguf_files import is_gguf_file
 from kt_kernel.weights.progress import Progress, Report
 from kt_kernel.weights.released import MergedExperts, TreeExperts
 from kt_kernel.weights.store import StoredLayer
@@ -125,8 +124,8 @@ def save_layer(
     progress: Report | None = None,
 ) -> Path:
     """Converts the experts of a layer of a checkpoint, plain or encoded, and writes them into the folder `save_to`."""
-    if is_gguf_file(Path(path)):
-        raise ValueError(f"{path} is a GGUF file: method {LLAMAFILE} loads it as it is, there is nothing to convert")
+    if holds_only_gguf(Path(path)):
+        raise ValueError(f"{path} holds GGUF files: method {LLAMAFILE} loads them as they are, none can be converted")
     with CheckpointExperts(TensorFiles(Path(path)), layer_idx) as experts:
         return _convert(pool, method, experts, Path(save_to), layer_idx, progress, lambda *_: experts.forget())
 
