@@ -1,5 +1,7 @@
 """The methods of KTMoEWrapper: names that users give to weight formats."""
 
+from kt_kernel.ggml_types import EXPERT_FORMATS
+
 # method -> format of the layer; the first method of a format is the one that messages name.
 METHODS = {
     "BF16": "bf16",
@@ -20,6 +22,10 @@ METHODS = {
     "AWQ": "int4z",
 }
 
+# Keeps matrices as a GGUF file has them: the file decides the format of each layer, see ggml_types.py.
+LLAMAFILE = "LLAMAFILE"
+NAMES = (*METHODS, LLAMAFILE)
+
 # Group size of the methods that keep codes, where no weights are there to tell it; 0: they have no groups.
 GROUP_SIZES = {
     "FP8": 128,
@@ -39,9 +45,15 @@ _ALSO = {"RAWINT4": ("int4z",), "GPTQ_INT4": ("rawint4",), "AWQ": ("rawint4",)}
 DECODING = "method='BF16' (2 bytes a weight), 'AMXINT8' or 'INT4G' (quantised again), which take every encoding"
 
 
+def check_method(method: object) -> None:
+    if not isinstance(method, str) or method not in NAMES:
+        raise ValueError(f"method={method!r} is unknown; the methods are {', '.join(NAMES)}")
+
+
 def format_of(method: object) -> str:
-    if not isinstance(method, str) or method not in METHODS:
-        raise ValueError(f"method={method!r} is unknown; the methods are {', '.join(METHODS)}")
+    check_method(method)
+    if method == LLAMAFILE:
+        raise ValueError(f"method {LLAMAFILE} has no format of its own: a GGUF file decides it")
     return METHODS[method]
 
 
@@ -50,8 +62,16 @@ def formats_of(method: object) -> tuple[str, ...]:
     return (format_of(method), *_ALSO.get(method, ()))
 
 
+def fits(method: object, weight_format: str) -> bool:
+    """Whether a layer of this format can be filled by this method."""
+    if method == LLAMAFILE:
+        return EXPERT_FORMATS.issuperset(weight_format.split("/"))
+    return weight_format in formats_of(method)
+
+
 def method_of(weight_format: str) -> str:
-    return next((method for method, name in METHODS.items() if name == weight_format), weight_format)
+    usual = LLAMAFILE if fits(LLAMAFILE, weight_format) else weight_format
+    return next((method for method, name in METHODS.items() if name == weight_format), usual)
 
 
 def methods_of(weight_format: str) -> list[str]:

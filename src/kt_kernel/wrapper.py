@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kt_kernel import _core, deferral, env, placement, runtime
 from kt_kernel.arguments import whole_number
-from kt_kernel.methods import format_of
+from kt_kernel.methods import check_method
 from kt_kernel.slices import write_task
 from kt_kernel.tokens import Tokens, as_tokens, empty_output, stream_context, stream_handle
 
@@ -38,7 +38,7 @@ class KTMoEWrapper:
             ``num_gpu_experts``: experts 0..n-1 are on the GPU.
         cpuinfer_threads: worker threads; None = one for each physical core.
         threadpool_count: sub-pools, each on a NUMA node with its part of every expert; None = one for each node.
-        weight_path: folder of the weights.
+        weight_path: folder of the weights, or a file; of a GGUF model that was split, any part.
         chunked_prefill_size: most tokens of one call; None, 0 or -1 = no limit.
         cpu_save: load_weights_from_tensors also writes what it quantised to ``weight_path``.
         max_deferred_experts_per_token: experts of each token that may be added one layer later.
@@ -99,7 +99,7 @@ class KTMoEWrapper:
             "num_experts_per_tok",
         )
         self.method = self._find_method() if method == "auto" else method
-        format_of(self.method)  # an unknown one is told here
+        check_method(self.method)
         self.skip_gpu_experts = env.skip_gpu_experts() if skip_gpu_experts is None else skip_gpu_experts
         if cpu_save and not self.weight_path:
             raise ValueError("cpu_save=True needs weight_path, the folder to write to")
@@ -131,7 +131,7 @@ class KTMoEWrapper:
     def _make_layer(self, biases: bool | None, activation: str | None, limit: float, alpha: float) -> "_core.MoELayer":
         from kt_kernel import weights
 
-        traits = weights.choose_traits(self.weight_path, self.layer_idx, biases, activation, limit, alpha)
+        traits = weights.choose_traits(self.weight_path, self.layer_idx, biases, activation, limit, alpha, self.method)
         weight_format, group_size = weights.choose_format(
             self.method, self.weight_path, self.layer_idx, self.hidden_size, self.moe_intermediate_size
         )

@@ -74,10 +74,13 @@ def test_a_folder_is_needed(tmp_path):
     refused("", "method='auto' needs weight_path")
     refused(tmp_path / "absent", "absent does not exist", FileNotFoundError)
     refused(
-        tmp_path, r"no \*\.safetensors and no _layer_\* folders; it has nothing\. No method fits; the methods are BF16"
+        tmp_path,
+        r"no \*\.safetensors, no \*\.gguf and no _layer_\* folders; it has nothing\. No method fits; the methods are",
     )
+    (tmp_path / "model.onnx").write_bytes(b"")
+    refused(tmp_path, r"it has \.onnx\. No method fits")
     (tmp_path / "model.gguf").write_bytes(b"")
-    refused(tmp_path, r"it has \.gguf\. No method fits")
+    refused(tmp_path, r"model\.gguf is empty")
 
 
 def test_weights_that_no_method_reads(tmp_path):

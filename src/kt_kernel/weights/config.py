@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from kt_kernel.weights.gguf_files import holds_gguf
 from kt_kernel.weights.tensor_files import parse_json
 
 # Where models with more than text keep what concerns their text, outermost first.
@@ -50,9 +51,13 @@ class ModelConfig:
 
 
 def model_config(path: str | os.PathLike[str]) -> ModelConfig:
-    """Reads config.json of a model's folder, or the file."""
+    """Reads config.json of a model's folder, or the file; without one, the header of GGUF files."""
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
+    if holds_gguf(path) and (path.is_file() or not file.exists()):
+        from kt_kernel.weights.gguf_config import gguf_model_config  # which is made of what is here
+
+        return gguf_model_config(path)
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist; the folder of a model has a config.json")
     whole = parse_json(file, file.read_bytes())

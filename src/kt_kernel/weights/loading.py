@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kt_kernel import _core
-from kt_kernel.methods import KEPT_FORMATS, format_of, formats_of
+from kt_kernel.methods import KEPT_FORMATS, LLAMAFILE, fits, format_of
 from kt_kernel.weights.canonical import CanonicalExperts, Coded
 from kt_kernel.weights.checkpoint import CheckpointExperts
-from kt_kernel.weights.detect import Kind, locate
+from kt_kernel.weights.detect import Kind, Source, holds_only_gguf, locate
 from kt_kernel.weights.experts import Experts, Sizes
+from kt_kernel.weights.gguf_experts import GgufExperts
 from kt_kernel.weights.progress import Progress, Report
 from kt_kernel.weights.released import MergedExperts, TreeExperts
 from kt_kernel.weights.store import StoredLayer
@@ -39,12 +40,13 @@ def load_layer(
 
     `path` holds converted weights (ours, or of kt-kernel 0.4 to 0.7), which are loaded as they are, or an original
     checkpoint: bf16, f16 or f32, quantised for methods that quantise, or one of the encodings, which the methods named
-    after encodings keep as it is and others get as bf16. Without a map slot p gets expert p.
+    after encodings keep as it is and others get as bf16; or GGUF files, for method LLAMAFILE, which keeps their types.
+    Without a map slot p gets expert p.
     Slots with skip[p] are left as they are. `progress(done, total)` replaces the bar that a terminal gets after a
     second. `store` is a folder that keeps the packed experts for the next load; see store.py.
     """
     _check_format(layer, method)
-    kind, source = locate(Path(path), layer_idx)
+    kind, source = locate(Path(path), layer_idx, method)
     with _open_experts(kind, source, layer_idx, layer.format, Sizes.of(layer)) as experts:
         _check_biases(layer, experts)
         slots = _slots(layer, experts, physical_to_logical, skip)
@@ -87,9 +89,10 @@ def load_layer_from_tensors(
     saved differs from it a little: each node then scales its part of down by itself.
     """
     _check_format(layer, method)
-    if layer.format in KEPT_FORMATS:
+    if method == LLAMAFILE or layer.format in KEPT_FORMATS:
+        what = "the types of a GGUF file" if method == LLAMAFILE else "the codes of a checkpoint"
         raise ValueError(
-            f"method {method} keeps the codes of a checkpoint, which load_weights() reads; tensors need method='BF16', "
+            f"method {method} keeps {what}, which load_weights() reads; tensors need method='BF16', "
             "'AMXINT8', 'AMXINT4' or 'INT4G'"
         )
     experts = TensorExperts(gate, up, down, Sizes.of(layer), biases)
@@ -121,14 +124,16 @@ def save_layer(
     progress: Report | None = None,
 ) -> Path:
     """Converts the experts of a layer of a checkpoint, plain or encoded, and writes them into the folder `save_to`."""
+    if holds_only_gguf(Path(path)):
+        raise ValueError(f"{path} holds GGUF files: method {LLAMAFILE} loads them as they are, none can be converted")
     with CheckpointExperts(TensorFiles(Path(path)), layer_idx) as experts:
         return _convert(pool, method, experts, Path(save_to), layer_idx, progress, lambda *_: experts.forget())
 
 
 def _convert(pool, method, experts, folder: Path, layer_idx: int, progress: Report | None, keep) -> Path:
     """Quantises all experts into a file; keep(expert, coded) sees each of them."""
-    weight_format = format_of(method)
-    if weight_format == "bf16" or weight_format in KEPT_FORMATS:
+    weight_format = None if method == LLAMAFILE else format_of(method)
+    if weight_format in (None, "bf16") or weight_format in KEPT_FORMATS:
         raise ValueError(f"method {method} keeps weights as they are: there is nothing to convert or to save")
     if experts.biases:
         raise ValueError(
@@ -145,8 +150,9 @@ def _convert(pool, method, experts, folder: Path, layer_idx: int, progress: Repo
 
 
 def _check_format(layer: "_core.MoELayer", method: str) -> None:
-    if layer.format not in formats_of(method):
-        raise ValueError(f"method {method} needs a layer of {format_of(method)}; this one is {layer.format}")
+    if not fits(method, layer.format):
+        needed = "a type of GGUF files" if method == LLAMAFILE else format_of(method)
+        raise ValueError(f"method {method} needs a layer of {needed}; this one is {layer.format}")
 
 
 def _check_biases(layer: "_core.MoELayer", experts: Experts) -> None:
@@ -159,7 +165,9 @@ def _check_biases(layer: "_core.MoELayer", experts: Experts) -> None:
         raise ValueError(f"{experts.where}: the experts have no biases, which this layer needs: it has biases=True")
 
 
-def _open_experts(kind: Kind, source: Path | TensorFiles, layer_idx: int, weight_format: str, sizes: Sizes) -> Experts:
+def _open_experts(kind: Kind, source: Source, layer_idx: int, weight_format: str, sizes: Sizes) -> Experts:
+    if kind is Kind.GGUF:
+        return GgufExperts(source, layer_idx, sizes, weight_format)
     if kind is Kind.TREE:
         return TreeExperts(source, layer_idx, weight_format, sizes)
     if kind is Kind.MERGED:

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kt_kernel import _core, env
+from kt_kernel.weights import gguf_file
+from kt_kernel.weights.gguf_files import GgufFiles
 from kt_kernel.weights.progress import Progress, Report
 from kt_kernel.weights.tensor_files import MAX_HEADER, TensorFiles
 from kt_kernel.weights.whole_file import WholeFile
@@ -64,7 +66,7 @@ class StoredLayer:
         layer: "_core.MoELayer",
         source: Path,
         layer_idx: int,
-        opened: Path | TensorFiles,
+        opened: Path | TensorFiles | GgufFiles,
         count: int,
     ):
         """`opened` is what locate() found in `source`, `count` the number of its experts."""
@@ -188,7 +190,7 @@ class StoredLayer:
 
 def file_name(source: Path, layer_idx: int, weight_format: str) -> str:
     model = Path(os.path.abspath(source)).name or "weights"
-    return f"{model}.layer-{layer_idx:05d}.{weight_format}{_SUFFIX}"
+    return f"{model}.layer-{layer_idx:05d}.{weight_format.replace('/', '-')}{_SUFFIX}"
 
 
 def _read_header(fd: int) -> tuple[dict, int, int]:
@@ -247,7 +249,7 @@ def _checksums(header: dict, experts: int, parts: int) -> list[list[int]]:
     return [values[at : at + parts] for at in range(0, len(values), parts)]
 
 
-def _sources(opened: Path | TensorFiles, layer_idx: int) -> list[list[object]]:
+def _sources(opened: Path | TensorFiles | GgufFiles, layer_idx: int) -> list[list[object]]:
     """Name, size, time and hash of the header of every file that holds something of the layer. The data is not read.
 
     Nothing where a file cannot be looked at: the load will say why.
@@ -264,7 +266,7 @@ def _sources(opened: Path | TensorFiles, layer_idx: int) -> list[list[object]]:
         return []
 
 
-def _config_digest(opened: Path | TensorFiles) -> str:
+def _config_digest(opened: Path | TensorFiles | GgufFiles) -> str:
     """Of the config.json beside the weights, which may tell how tensors are to be read; nothing where there is none."""
     path = opened if isinstance(opened, Path) else opened.path
     try:
@@ -283,7 +285,9 @@ def _facts(file: Path) -> tuple[int, int, str]:
 def _header_digest(file: Path, _size: int, _mtime_ns: int, _inode: int) -> str:
     with open(file, "rb") as opened:
         start = opened.read(8)
-        return _digest(start, opened.read(min(MAX_HEADER, int.from_bytes(start, "little")))).hex()
+        gguf = start.startswith(gguf_file.MAGIC)
+        length = gguf_file.read_header(file).bytes - 8 if gguf else int.from_bytes(start, "little")
+        return _digest(start, opened.read(min(MAX_HEADER, length))).hex()
 
 
 def _digest(*parts: bytes) -> bytes:

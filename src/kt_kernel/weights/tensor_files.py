@@ -7,11 +7,11 @@ read from where they point to.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -58,6 +58,13 @@ class Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     begin: int  # in the file
+    end: int
+
+
+class Placed(Protocol):
+    """A tensor that lies at these bytes of its file."""
+
+    begin: int
     end: int
 
 
@@ -109,7 +116,7 @@ def _entry(where: str, fields: object, data_begin: int, file_bytes: int) -> Entr
     return Entry(dtype, shape, begin, end)
 
 
-def _check_overlaps(path: Path, tensors: dict[str, Entry]) -> None:
+def check_overlaps(path: Path, tensors: Mapping[str, Placed]) -> None:
     last_name, last_end = "", 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin < last_end and entry.begin != entry.end:
@@ -134,22 +141,22 @@ def _cached_header(path: Path, file_bytes: int, _mtime_ns: int, _inode: int) -> 
     tensors = {
         name: _entry(f"{path}: tensor {name!r}", value, 8 + length, file_bytes) for name, value in fields.items()
     }
-    _check_overlaps(path, tensors)
+    check_overlaps(path, tensors)
     return Header(tensors, metadata)
 
 
-def _version(path: Path) -> tuple[int, int, int]:
+def file_version(path: Path) -> tuple[int, int, int]:
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def read_header(path: Path) -> Header:
-    return _cached_header(path, *_version(path))
+    return _cached_header(path, *file_version(path))
 
 
 def _read_index(folder: Path) -> dict[str, Path]:
     """Tensor -> file. Not to be changed."""
-    return _cached_index(folder, *_version(folder / INDEX))
+    return _cached_index(folder, *file_version(folder / INDEX))
 
 
 @lru_cache(maxsize=4)  # 0.1 s and 13 MB for 94,000 tensors; every layer asks when it is made and when it is loaded

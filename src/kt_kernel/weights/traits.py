@@ -5,12 +5,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from kt_kernel.methods import GROUP_SIZES, format_of, formats_of
+from kt_kernel.methods import GROUP_SIZES, LLAMAFILE, format_of, formats_of
 from kt_kernel.weights.checkpoint import CheckpointExperts, has_biases
 from kt_kernel.weights.config import SWIGLUOAI, SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT, activation_beside
 from kt_kernel.weights.detect import Kind, locate
 from kt_kernel.weights.encodings import Target
 from kt_kernel.weights.experts import Sizes
+from kt_kernel.weights.gguf_config import activation_of
+from kt_kernel.weights.gguf_experts import GgufExperts, has_gguf_biases
+from kt_kernel.weights.gguf_files import GgufFiles
+
+# Formats of GGUF files that checkpoints have too, with groups of this size.
+_GROUPS = {"mxfp4": 32}
 
 
 class Traits(NamedTuple):
@@ -22,11 +28,14 @@ class Traits(NamedTuple):
     swiglu_alpha: float = 0.0
 
 
-def find_traits(path: str | os.PathLike[str], layer_idx: int) -> Traits:
+def find_traits(path: str | os.PathLike[str], layer_idx: int, method: str | None = None) -> Traits:
     """From names and config.json. Where nothing can be read there are none: a load says why."""
     path = Path(path)
     with suppress(OSError, ValueError):
-        kind, source = locate(path, layer_idx)
+        kind, source = locate(path, layer_idx, method)
+        if kind is Kind.GGUF:
+            with source:
+                return _gguf_traits(source, layer_idx)
         if kind is not Kind.CHECKPOINT:
             return Traits()
         with source:
@@ -38,11 +47,22 @@ def find_traits(path: str | os.PathLike[str], layer_idx: int) -> Traits:
     return Traits()
 
 
+def _gguf_traits(files: GgufFiles, layer_idx: int) -> Traits:
+    activation, limit, alpha = activation_of(files, layer_idx)
+    return Traits(has_gguf_biases(files, layer_idx), SWIGLUOAI if activation == SWIGLUOAI else None, limit, alpha)
+
+
 def choose_traits(
-    path: str, layer_idx: int, biases: bool | None, activation: str | None, limit: float, alpha: float
+    path: str,
+    layer_idx: int,
+    biases: bool | None,
+    activation: str | None,
+    limit: float,
+    alpha: float,
+    method: str | None = None,
 ) -> Traits:
     """What the arguments of KTMoEWrapper ask for, and where they leave it open, what `path` holds."""
-    found = find_traits(path, layer_idx) if path else Traits()
+    found = find_traits(path, layer_idx, method) if path else Traits()
     if activation is None and not limit and not alpha:
         _, activation, limit, alpha = found
     if activation == SWIGLUOAI:
@@ -55,8 +75,11 @@ def choose_format(
 ) -> Target:
     """Format and group size of a layer: of methods that keep codes as the first expert has them.
 
-    Where nothing can be read, or does not fit the method, they are the usual ones: a load says why.
+    Where nothing can be read, or does not fit the method, they are the usual ones: a load says why. LLAMAFILE has no
+    usual ones, and the file must be there.
     """
+    if method == LLAMAFILE:
+        return _gguf_format(path, layer_idx, hidden_size, intermediate_size)
     if method in GROUP_SIZES and path:
         with suppress(OSError, ValueError, KeyError):
             kind, source = locate(Path(path), layer_idx)
@@ -66,3 +89,12 @@ def choose_format(
                     if (found := experts.layout_for(formats_of(method))) is not None:
                         return found
     return Target(format_of(method), GROUP_SIZES.get(method, 0))
+
+
+def _gguf_format(path: str | os.PathLike[str], layer_idx: int, hidden_size: int, intermediate_size: int) -> Target:
+    if not path:
+        raise ValueError(f"method={LLAMAFILE!r} needs weight_path, a GGUF file or a folder of them; it was not given")
+    _, files = locate(Path(path), layer_idx, LLAMAFILE)
+    with files:
+        name = GgufExperts(files, layer_idx, Sizes(hidden_size, intermediate_size)).format
+    return Target(name, _GROUPS.get(name, 0))
