@@ -72,7 +72,7 @@ void decode_raw_panel(Format format, const uint8_t* panel, int k_out, float* out
   std::vector<uint8_t> block(kLayout.block_bytes());
   std::vector<float> weights(static_cast<size_t>(kPanelRows) * kActGroup);
   for (int k = 0; k < k_out; k += kActGroup, panel += bytes) {
-    expand_raw(format, panel, block.data());
+    expand_raw(format, panel, false, block.data());
     decode_grouped_panel(kExpanded, kLayout.group, block.data(), kActGroup, kActGroup, weights.data());
     for (int n = 0; n < kPanelRows; ++n) {
       std::copy_n(weights.data() + static_cast<size_t>(n) * kActGroup, std::min(kActGroup, k_out - k),

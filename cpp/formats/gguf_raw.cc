@@ -1,6 +1,8 @@
 // Blocks with codebooks: points of a grid, signs apart from them, and scales of 16 or 32 weights.
 //
 // A row of 256 becomes bytes value + 128 and a float scale per 16.
+#include <emmintrin.h>
+
 #include <cstring>
 
 #include "formats/gguf.h"
@@ -60,19 +62,36 @@ const Tables& tables() {
   return made;
 }
 
+// Finite ones. A subnormal is the difference of two floats that have the same exponent.
+float f16_to_f32(uint16_t half) {
+  const uint32_t magnitude = half & 0x7fffu;
+  uint32_t bits = (magnitude << 13) + (112u << 23);
+  float f, bias;
+  if (magnitude < 0x400u) {
+    const uint32_t one = 113u << 23;
+    bits = (magnitude << 13) + one;
+    std::memcpy(&f, &bits, 4);
+    std::memcpy(&bias, &one, 4);
+    f -= bias;
+  } else {
+    std::memcpy(&f, &bits, 4);
+  }
+  return half & 0x8000u ? -f : f;
+}
+
 constexpr uint64_t kEvery = 0x0101010101010101u;
 
 // Bytes x of 1..62, negated where a sign is set, plus 128. None is 0, so no byte carries into the next.
 uint64_t signed_bytes(uint64_t x, uint64_t signs) { return ((x ^ signs) + (signs & kEvery)) ^ 0x80 * kEvery; }
 
 struct Row {
-  uint64_t points[32];  // eight k each
+  alignas(16) uint64_t points[32];  // eight k each
   float scales[16];
 };
 
 // 7 bits of signs each.
 void put_iq2_xxs(const Tables& t, const uint8_t* block, Row* row) {
-  const float d = decode_f16(load_u16(block));
+  const float d = f16_to_f32(load_u16(block));
   for (int i = 0; i < 8; ++i) {
     const uint8_t* at = block + 2 + 8 * i;
     const uint32_t rest = load_u32(at + 4);
@@ -88,7 +107,7 @@ void put_pairs_of_scales(float d, const uint8_t* nibbles, Row* row) {
 }
 
 void put_iq2_xs(const Tables& t, const uint8_t* block, Row* row) {
-  put_pairs_of_scales(decode_f16(load_u16(block)), block + 66, row);
+  put_pairs_of_scales(f16_to_f32(load_u16(block)), block + 66, row);
   for (int i = 0; i < 32; ++i) {
     const int word = load_u16(block + 2 + 2 * i);
     row->points[i] = signed_bytes(t.iq2_xs[word & 511], t.signs[t.even[word >> 9]]);
@@ -96,7 +115,7 @@ void put_iq2_xs(const Tables& t, const uint8_t* block, Row* row) {
 }
 
 void put_iq2_s(const Tables& t, const uint8_t* block, Row* row) {
-  put_pairs_of_scales(decode_f16(load_u16(block)), block + 74, row);
+  put_pairs_of_scales(f16_to_f32(load_u16(block)), block + 74, row);
   for (int i = 0; i < 32; ++i) {
     const int high = block[66 + i / 4] >> i % 4 * 2 & 3;
     row->points[i] = signed_bytes(t.iq2_s[block[2 + i] | high << 8], t.signs[block[34 + i]]);
@@ -106,7 +125,7 @@ void put_iq2_s(const Tables& t, const uint8_t* block, Row* row) {
 uint64_t two_points(uint32_t first, uint32_t second) { return first | static_cast<uint64_t>(second) << 32; }
 
 void put_iq3_xxs(const Tables& t, const uint8_t* block, Row* row) {
-  const float d = decode_f16(load_u16(block));
+  const float d = f16_to_f32(load_u16(block));
   for (int i = 0; i < 8; ++i) {
     const uint8_t* at = block + 2 + 8 * i;
     const uint32_t rest = load_u32(block + 66 + 4 * i);
@@ -119,7 +138,7 @@ void put_iq3_xxs(const Tables& t, const uint8_t* block, Row* row) {
 }
 
 void put_iq3_s(const Tables& t, const uint8_t* block, Row* row) {
-  const float d = decode_f16(load_u16(block));
+  const float d = f16_to_f32(load_u16(block));
   for (int i = 0; i < 32; ++i) {
     const uint8_t* at = block + 2 + 2 * i;
     const int high = block[66 + i / 4] >> i % 4 * 2;
@@ -134,7 +153,7 @@ void put_iq3_s(const Tables& t, const uint8_t* block, Row* row) {
 uint64_t shifted_point(uint64_t point, bool down) { return down ? point - kEvery : point + kEvery; }
 
 void put_iq1_s(const Tables& t, const uint8_t* block, Row* row) {
-  const float d = decode_f16(load_u16(block));
+  const float d = f16_to_f32(load_u16(block));
   for (int i = 0; i < 8; ++i) {
     const int high = load_u16(block + 34 + 2 * i);
     row->scales[2 * i] = row->scales[2 * i + 1] = d * static_cast<float>(2 * (high >> 12 & 7) + 1) * 0.125f;
@@ -146,7 +165,7 @@ void put_iq1_s(const Tables& t, const uint8_t* block, Row* row) {
 void put_iq1_m(const Tables& t, const uint8_t* block, Row* row) {
   int bits = 0;
   for (int i = 0; i < 4; ++i) bits |= (load_u16(block + 48 + 2 * i) >> 12) << 4 * i;
-  const float d = decode_f16(static_cast<uint16_t>(bits));
+  const float d = f16_to_f32(static_cast<uint16_t>(bits));
   for (int i = 0; i < 16; ++i) {
     const int scale = load_u16(block + 48 + i / 4 * 2) >> i % 4 * 3 & 7;
     row->scales[i] = d * static_cast<float>(2 * scale + 1) * 0.125f;
@@ -174,7 +193,7 @@ void put_tq1_0(const uint8_t* block, Row* row) {
   put(block + 32, 16, 5);
   put(block + 48, 4, 4);
   std::memcpy(row->points, bytes, sizeof(bytes));
-  const float d = decode_f16(load_u16(block + 52));
+  const float d = f16_to_f32(load_u16(block + 52));
   for (float& scale : row->scales) scale = d;
 }
 
@@ -199,32 +218,42 @@ void put_row(const Tables& t, Format format, const uint8_t* block, Row* row) {
   }
 }
 
-// k0 k1 k2 k3 to k0 k2 k1 k3, in both halves.
-uint64_t swap_middles(uint64_t x) {
-  return (x & 0xff0000ffff0000ffu) | (x & 0x0000ff000000ff00u) << 8 | (x & 0x00ff000000ff0000u) >> 8;
+// 16 bytes: k0 k1 k2 k3 to k0 k2 k1 k3, four times.
+__m128i swap_middles(__m128i x) {
+  const __m128i outer = _mm_and_si128(x, _mm_set1_epi32(static_cast<int>(0xff0000ffu)));
+  const __m128i up = _mm_slli_epi32(_mm_and_si128(x, _mm_set1_epi32(0x0000ff00)), 8);
+  const __m128i down = _mm_srli_epi32(_mm_and_si128(x, _mm_set1_epi32(0x00ff0000)), 8);
+  return _mm_or_si128(outer, _mm_or_si128(up, down));
+}
+
+// Four rows, 16 k of each, to the lanes of four lines.
+void put_lanes(const Row* rows, int k, uint8_t* lines) {
+  __m128i x[4];
+  for (int n = 0; n < 4; ++n)
+    x[n] = swap_middles(_mm_load_si128(reinterpret_cast<const __m128i*>(rows[n].points + k / 8)));
+  const __m128i ab01 = _mm_unpacklo_epi32(x[0], x[1]), ab23 = _mm_unpackhi_epi32(x[0], x[1]);
+  const __m128i cd01 = _mm_unpacklo_epi32(x[2], x[3]), cd23 = _mm_unpackhi_epi32(x[2], x[3]);
+  const __m128i out[4] = {_mm_unpacklo_epi64(ab01, cd01), _mm_unpackhi_epi64(ab01, cd01),
+                          _mm_unpacklo_epi64(ab23, cd23), _mm_unpackhi_epi64(ab23, cd23)};
+  for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(lines + i * kLineBytes), out[i]);
 }
 
 }  // namespace
 
-void expand_raw(Format format, const uint8_t* blocks, uint8_t* out) {
+void expand_raw(Format format, const uint8_t* blocks, bool without_mins, uint8_t* out) {
   const Tables& t = tables();
-  constexpr GroupedLayout kLayout(kExpanded, 16);
+  constexpr GroupedLayout kLayout(kExpanded, 16), kNoMins(kSigned16, 16);
   const size_t bytes = static_cast<size_t>(gguf_block(format).bytes);
-  float *scales = reinterpret_cast<float*>(out), *mins = reinterpret_cast<float*>(out + kLayout.mins_at);
-  for (int n = 0; n < kPanelRows; ++n, blocks += bytes) {
-    Row row;
-    put_row(t, format, blocks, &row);
-    uint8_t* lane = out + kLayout.head + 4 * n;
-    for (int i = 0; i < 32; ++i, lane += 2 * kLineBytes) {
-      const uint64_t quads = swap_middles(row.points[i]);
-      const uint32_t first = static_cast<uint32_t>(quads), second = static_cast<uint32_t>(quads >> 32);
-      std::memcpy(lane, &first, 4);
-      std::memcpy(lane + kLineBytes, &second, 4);
+  float* scales = reinterpret_cast<float*>(out);
+  if (!without_mins) std::memset(out + kLayout.mins_at, 0, kLayout.head - kLayout.mins_at);
+  uint8_t* lines = out + (without_mins ? kNoMins.head : kLayout.head);
+  for (int n = 0; n < kPanelRows; n += 4) {
+    Row rows[4];
+    for (int i = 0; i < 4; ++i, blocks += bytes) {
+      put_row(t, format, blocks, &rows[i]);
+      for (int g = 0; g < 16; ++g) scales[g * kPanelRows + n + i] = rows[i].scales[g];
     }
-    for (int g = 0; g < 16; ++g) {
-      scales[g * kPanelRows + n] = row.scales[g];
-      mins[g * kPanelRows + n] = 0;
-    }
+    for (int k = 0; k < 256; k += 16) put_lanes(rows, k, lines + static_cast<size_t>(k) / 4 * kLineBytes + 4 * n);
   }
 }
 

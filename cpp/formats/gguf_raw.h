@@ -7,7 +7,8 @@
 
 namespace kt {
 
-// 16 blocks of a raw format, row after row, to a block of kExpanded. Tables are made by the first call.
-void expand_raw(Format format, const uint8_t* blocks, uint8_t* out);
+// 16 blocks of a raw format, row after row, to a block of kExpanded, or, without mins, of kSigned16. Tables are made by
+// the first call.
+void expand_raw(Format format, const uint8_t* blocks, bool without_mins, uint8_t* out);
 
 }  // namespace kt

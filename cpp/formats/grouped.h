@@ -115,8 +115,12 @@ constexpr GroupedKind kQ6_K{Codes::u6, Scales::s8, Mins::none, false, 16, 32, 0}
 constexpr GroupedKind kIq4_nl{Codes::iq4, Scales::f16, Mins::none, false, 32, 0, 0};
 constexpr GroupedKind kIq4_xs{Codes::iq4, Scales::s8, Mins::none, false, 32, 0, 0};
 constexpr GroupedKind kTq2_0{Codes::u2, Scales::f16, Mins::none, false, 256, 1, 0};
-// What blocks of GGUF become before they are multiplied: bytes, and two floats for each 16.
+// What blocks of GGUF become before they are multiplied: bytes, and two floats for each 16, or 32.
 constexpr GroupedKind kExpanded{Codes::u8, Scales::f32, Mins::f32, false, 16, 128, 0};
+constexpr GroupedKind kBytes16{Codes::u8, Scales::f32, Mins::f32, false, 16, 0, 0};
+constexpr GroupedKind kBytes32{Codes::u8, Scales::f32, Mins::f32, false, 32, 0, 0};
+constexpr GroupedKind kSigned16{Codes::u8, Scales::f32, Mins::none, false, 16, 128, 0};
+constexpr GroupedKind kSigned32{Codes::u8, Scales::f32, Mins::none, false, 32, 128, 0};
 constexpr GroupedKind raw_kind(int bytes) { return {Codes::raw, Scales::none, Mins::none, false, 256, 0, bytes}; }
 constexpr GroupedKind kTq1_0 = raw_kind(54);
 constexpr GroupedKind kIq1_s = raw_kind(50);

@@ -305,29 +305,32 @@ KT_INLINE void decode_int_quads(const Format& layout, const uint8_t* rows, const
   }
 }
 
-// Integers of a block of `depth` k to kExpanded.
-template <class V, GroupedKind kKind>
+// Integers of a block of `depth` k to bytes, with the offset that kTo has.
+template <class V, GroupedKind kKind, GroupedKind kTo>
 void expand_block(const uint8_t* block, int depth, uint8_t* out) {
   using Format = Grouped<kKind>;
   using Bytes = CodeBytes<V, kKind>;
-  constexpr GroupedLayout kTo(kExpanded, kExpanded.least_group);
+  constexpr GroupedLayout kLayout(kTo, kTo.least_group);
+  constexpr bool kKeep = kTo.offset == 0;  // bytes as they are: their offset becomes a part of min
   const Format layout(kKind.least_group);
-  const auto table = Bytes::table(),
-             shift = V::set1_32(static_cast<int32_t>((kExpanded.offset - Bytes::kOffset) * 0x01010101u));
-  float *scales = reinterpret_cast<float*>(out), *mins = reinterpret_cast<float*>(out + kTo.mins_at);
+  const auto table = Bytes::table();
+  const auto shift = V::set1_32(static_cast<int32_t>((kTo.offset - Bytes::kOffset) * 0x01010101u));
+  float *scales = reinterpret_cast<float*>(out), *mins = reinterpret_cast<float*>(out + kLayout.mins_at);
   for (int v = 0; v < kPanelRows / V::kLanes; ++v) {
-    for (int g = 0; g < depth / kExpanded.least_group; ++g) {
-      const GroupTerms<V, Format> t(layout, block, g * kExpanded.least_group / layout.group, v,
-                                    V::set1_f32(Bytes::kUnit));
+    for (int g = 0; g < depth / kTo.least_group; ++g) {
+      const GroupTerms<V, Format> t(layout, block, g * kTo.least_group / layout.group, v, V::set1_f32(Bytes::kUnit));
+      const auto offset = V::mul(t.scale, V::set1_f32(Bytes::kOffset));
       V::store_f32(scales + g * kPanelRows + v * V::kLanes, t.scale);
-      V::store_f32(mins + g * kPanelRows + v * V::kLanes, t.min);
+      if constexpr (kTo.mins != Mins::none)
+        V::store_f32(mins + g * kPanelRows + v * V::kLanes, kKeep ? V::sub(t.min, offset) : t.min);
     }
     const uint8_t* lines = block + layout.head + v * V::kBytes;
-    uint8_t* to = out + kTo.head + v * V::kBytes;
+    uint8_t* to = out + kLayout.head + v * V::kBytes;
     for (int k = 0; k < depth; k += kStepDepth, lines += Format::kStepBytes, to += kStepDepth / 4 * kLineBytes) {
       unrolled<8>([&](auto index) KT_INLINE_BODY {
         constexpr int Q = decltype(index)::kValue;
-        V::store(to + Q * kLineBytes, V::add_8(Bytes::template quad<Q>(table, lines), shift));
+        const auto bytes = Bytes::template quad<Q>(table, lines);
+        V::store(to + Q * kLineBytes, kKeep ? bytes : V::add_8(bytes, shift));
       });
     }
   }
@@ -336,7 +339,9 @@ void expand_block(const uint8_t* block, int depth, uint8_t* out) {
 // A type of GGUF whose blocks are expanded before use, known at run time: one kernel serves all of them.
 struct Expandable : GroupedLayout {
   static constexpr GroupedKind kKind = kExpanded;
-  void (*expand)(const uint8_t* block, int depth, uint8_t* out);
+  using Expand = void (*)(const uint8_t* block, int depth, uint8_t* out);
+  Expand expand;    // to kExpanded
+  Expand to_bytes;  // to what the kernel for many rows takes
 };
 constexpr GroupedLayout kExpandedLayout(kExpanded, kExpanded.least_group);
 

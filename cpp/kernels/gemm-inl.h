@@ -79,16 +79,33 @@ KT_INLINE void gather_chunk(const GemmArgs& g, int i0, int rows, int k0, Chunk<C
   }
 }
 
+// Of tiles that a core is asked for: fewer are none of its business.
+template <class Core>
+constexpr int least_rows() {
+  if constexpr (requires { Core::kLeastRows; }) return Core::kLeastRows;
+  return 1;
+}
+
+// Tiles of rows that pass over a panel before the next panel: where decoded panels are longer than rows, they then stay
+// in L1.
+template <class Core>
+constexpr int tiles_together() {
+  if constexpr (requires { Core::kTilesTogether; }) return Core::kTilesTogether;
+  return 1;
+}
+
 template <class Core, class Source, int P>
 KT_INLINE void tile_rows(int rows, const TileArgs& t, Chunk<Core> chunk) {
   static_assert(Core::kRows <= 8);
   switch (rows) {
     case 1:
-      return Core::template tile<Source, 1, P>(t, chunk);
+      if constexpr (least_rows<Core>() <= 1) return Core::template tile<Source, 1, P>(t, chunk);
+      break;
     case 2:
-      return Core::template tile<Source, 2, P>(t, chunk);
+      if constexpr (least_rows<Core>() <= 2) return Core::template tile<Source, 2, P>(t, chunk);
+      break;
     case 3:
-      if constexpr (Core::kRows >= 3) return Core::template tile<Source, 3, P>(t, chunk);
+      if constexpr (Core::kRows >= 3 && least_rows<Core>() <= 3) return Core::template tile<Source, 3, P>(t, chunk);
       break;
     case 4:
       if constexpr (Core::kRows >= 4) return Core::template tile<Source, 4, P>(t, chunk);
@@ -138,24 +155,50 @@ KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_e
   }
 }
 
-// m <= kRows: every row sits in one register tile, so each panel is read once, front to back.
+// Rows of a stream: tiles of up to Core::kRows, gathered one behind the other over the whole depth.
+template <class Core>
+struct StreamRows {
+  const GemmArgs& g;
+  int tiles = div_up(g.m, Core::kRows);
+  int chunks = div_up(padded_depth(g.k), Core::kChunk);
+  size_t chunk_bytes = Chunk<Core>::bytes(Core::kRows);
+
+  int first(int tile) const { return g.m * tile / tiles; }
+  int count(int tile) const { return first(tile + 1) - first(tile); }
+  Chunk<Core> chunk(int tile, int k0) const {
+    return {g.scratch + (static_cast<size_t>(tile) * chunks + k0 / Core::kChunk) * chunk_bytes, count(tile)};
+  }
+  uint8_t* end() const { return g.scratch + static_cast<size_t>(tiles) * chunks * chunk_bytes; }
+  void gather() const {
+    for (int tile = 0; tile < tiles; ++tile) {
+      for (int k0 = 0; k0 < padded_depth(g.k); k0 += Core::kChunk)
+        gather_chunk<Core>(g, first(tile), count(tile), k0, chunk(tile, k0));
+    }
+  }
+};
+template <class Core>
+constexpr size_t stream_scratch(int k, int m) {
+  return Chunk<Core>::bytes(Core::kRows) * div_up(padded_depth(k), Core::kChunk) * div_up(m, Core::kRows);
+}
+
+// A few rows: each panel is read from memory once, front to back; if there are several tiles of rows, those after the
+// first find it in L2.
 template <class Core, class Format>
 void gemm_stream(const GemmArgs& g) {
   const int depth = padded_depth(g.k);
-  const size_t chunk_bytes = Chunk<Core>::bytes(g.m);
-  uint8_t* a = g.scratch;
-  for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
-    gather_chunk<Core>(g, 0, g.m, k0, Chunk<Core>{a, g.m});
-  }
+  const StreamRows<Core> rows{g};
+  rows.gather();
   const Format layout = layout_of<Format>(g);
   const size_t stride = layout.panel_bytes(g.k);
   for (int p = 0; p < g.n_panels; p += Core::kPanels) {
     const int p_end = p + Core::kPanels < g.n_panels ? p + Core::kPanels : g.n_panels;
-    a = g.scratch;
-    for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
-      const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
-      const PanelSpan w{g.panels + layout.offset(k0), stride, g.panels, stride};
-      tile_panels<Core, typename Core::template Lines<Format>>(g, w, p, p_end, 0, g.m, k0, kc, Chunk<Core>{a, g.m});
+    for (int tile = 0; tile < rows.tiles; ++tile) {
+      for (int k0 = 0; k0 < depth; k0 += Core::kChunk) {
+        const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
+        const PanelSpan w{g.panels + layout.offset(k0), stride, g.panels, stride};
+        tile_panels<Core, typename Core::template Lines<Format>>(g, w, p, p_end, rows.first(tile), rows.count(tile), k0,
+                                                                 kc, rows.chunk(tile, k0));
+      }
     }
   }
 }
@@ -164,18 +207,17 @@ void gemm_stream(const GemmArgs& g) {
 template <class Core>
 void gemm_stream_expanded(const GemmArgs& g) {
   const int depth = padded_depth(g.k);
-  const size_t chunk_bytes = Chunk<Core>::bytes(g.m);
-  uint8_t* a = g.scratch;
-  for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
-    gather_chunk<Core>(g, 0, g.m, k0, Chunk<Core>{a, g.m});
-  }
-  uint8_t* expanded = a;
+  const StreamRows<Core> rows{g};
+  rows.gather();
+  uint8_t* expanded = rows.end();
   const Expandable layout = layout_of<Expandable>(g);
   const size_t packed = layout.panel_bytes(g.k), stride = kExpandedLayout.panel_bytes(Core::kChunk);
+  GemmArgs part = g;
+  part.group = kExpanded.least_group;
   for (int p = 0; p < g.n_panels; p += Core::kPanels) {
     const int panels = g.n_panels - p < Core::kPanels ? g.n_panels - p : Core::kPanels;
-    a = g.scratch;
-    for (int k0 = 0; k0 < depth; k0 += Core::kChunk, a += chunk_bytes) {
+    part.c = g.c + static_cast<size_t>(p) * kPanelRows;
+    for (int k0 = 0; k0 < depth; k0 += Core::kChunk) {
       const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
       for (int j = 0; j < panels; ++j) {
         uint8_t* to = expanded + j * stride;
@@ -185,11 +227,10 @@ void gemm_stream_expanded(const GemmArgs& g) {
           to += kExpandedLayout.block_bytes();
         }
       }
-      GemmArgs part = g;
-      part.c = g.c + static_cast<size_t>(p) * kPanelRows;
-      part.group = kExpanded.least_group;
-      tile_panels<Core, void>(part, {expanded, stride, expanded, stride}, 0, panels, 0, g.m, k0, kc,
-                              Chunk<Core>{a, g.m});
+      for (int tile = 0; tile < rows.tiles; ++tile) {
+        tile_panels<Core, void>(part, {expanded, stride, expanded, stride}, 0, panels, rows.first(tile),
+                                rows.count(tile), k0, kc, rows.chunk(tile, k0));
+      }
     }
   }
 }
@@ -233,7 +274,8 @@ void gemm_blocked(const GemmArgs& g) {
   const size_t packed_stride = layout.panel_bytes(g.k);
   const int tiles = div_up(g.m, Core::kRows);
   using Decoder = typename Core::template Decoder<Format>;
-  uint8_t* decoded = g.scratch + Chunk<Core>::bytes(Core::kRows);
+  constexpr int kTogether = tiles_together<Core>();
+  uint8_t* decoded = g.scratch + kTogether * Chunk<Core>::bytes(Core::kRows);
   for (int k0 = 0; k0 < depth; k0 += Core::kChunk) {
     const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
     PanelSpan w{g.panels + layout.offset(k0), packed_stride, g.panels, packed_stride};
@@ -250,16 +292,23 @@ void gemm_blocked(const GemmArgs& g) {
       w.lines = decoded;
       w.stride = stride;
     }
-    for (int tile = 0; tile < tiles; ++tile) {
-      // Even tiles: 7 rows are 4 + 3, not 6 + 1.
-      const int i0 = static_cast<int>(static_cast<int64_t>(g.m) * tile / tiles);
-      const int rows = static_cast<int>(static_cast<int64_t>(g.m) * (tile + 1) / tiles) - i0;
-      const Chunk<Core> chunk{g.scratch, rows};
-      gather_chunk<Core>(g, i0, rows, k0, chunk);
+    // Even tiles: 7 rows are 4 + 3, not 6 + 1.
+    const auto first_row = [&](int tile) { return static_cast<int>(static_cast<int64_t>(g.m) * tile / tiles); };
+    for (int from = 0; from < tiles; from += kTogether) {
+      const int to = from + kTogether < tiles ? from + kTogether : tiles;
+      const auto rows_of = [&](int tile) {
+        return Chunk<Core>{g.scratch + (tile - from) * Chunk<Core>::bytes(Core::kRows),
+                           first_row(tile + 1) - first_row(tile)};
+      };
+      for (int tile = from; tile < to; ++tile)
+        gather_chunk<Core>(g, first_row(tile), rows_of(tile).rows, k0, rows_of(tile));
       for (int p = 0; p < g.n_panels; p += Core::kPanels) {
-        for (int j = 0; j < Core::kPanels; ++j) prefetch.step();
         const int p_end = p + Core::kPanels < g.n_panels ? p + Core::kPanels : g.n_panels;
-        tile_panels<Core, typename Decoder::Lines>(g, w, p, p_end, i0, rows, k0, kc, chunk);
+        for (int tile = from; tile < to; ++tile) {
+          for (int j = 0; j < Core::kPanels; ++j) prefetch.step();
+          tile_panels<Core, typename Decoder::Lines>(g, w, p, p_end, first_row(tile), rows_of(tile).rows, k0, kc,
+                                                     rows_of(tile));
+        }
       }
     }
   }
@@ -275,14 +324,10 @@ void gemm_vector(const GemmArgs& g) {
 }
 
 template <class Core>
-constexpr size_t stream_scratch(int k) {
-  return Chunk<Core>::bytes(Core::kRows) * div_up(padded_depth(k), Core::kChunk);
-}
-template <class Core>
 constexpr size_t gemm_scratch(int k, int n_panels) {
-  const size_t stream = stream_scratch<Core>(k);
+  const size_t stream = stream_scratch<Core>(k, Core::kRows);
   const size_t blocked =
-      Chunk<Core>::bytes(Core::kRows) + static_cast<size_t>(n_panels) * Core::kChunk * kPanelRows * Core::kDecodedBytes;
+      tiles_together<Core>() * Chunk<Core>::bytes(Core::kRows) + static_cast<size_t>(n_panels) * Core::kChunk * kPanelRows * Core::kDecodedBytes;
   return stream > blocked ? stream : blocked;
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/gemm_tiles-inl.h"
 #include "kernels/isa/row.h"
 #include "kernels/limits-inl.h"
+#include "kernels/operand_bytes-inl.h"
 #include "kernels/operand_float-inl.h"
 #include "kernels/operand_grouped-inl.h"
 #include "kernels/operand_int-inl.h"
@@ -87,21 +88,6 @@ constexpr int kRegisterRows = 12;
 constexpr int kRegisterRows = 16;
 #endif
 
-// As few passes over the panels as there are register tiles of rows.
-template <class Core>
-void in_passes(const GemmArgs& g, void (*stream)(const GemmArgs&)) {
-  const int passes = div_up(g.m, Core::kRows);
-  for (int pass = 0; pass < passes; ++pass) {
-    const int i = g.m * pass / passes;
-    GemmArgs part = g;
-    part.m = g.m * (pass + 1) / passes - i;
-    if (g.rows) part.rows = g.rows + i;
-    part.first_row = g.first_row + i;
-    part.c = g.c + i * g.c_pitch;
-    stream(part);
-  }
-}
-
 template <class TileCore, class Format>
 void gemm_grouped(const GemmArgs& g) {
   using Core = FewRows<Format>;
@@ -112,7 +98,7 @@ void gemm_grouped(const GemmArgs& g) {
     return gemm_blocked<FloatCore, Format>(g);
 #endif
   }
-  in_passes<Core>(g, gemm_stream<Core, Format>);
+  gemm_stream<Core, Format>(g);
 }
 
 #if defined(KT_HAS_TILES)
@@ -141,80 +127,120 @@ constexpr FormatKernels grouped() {
 // Types of GGUF. The few rows of the most common ones are multiplied without expanding first (one core from cache, of
 // packed bytes: FUSED_GAIN).
 template <Format kFormat>
-void expand(const uint8_t* block, int depth, uint8_t* out) {
-  if constexpr (grouped_kind(kFormat)->codes == Codes::raw) {
-    expand_raw(kFormat, block, out);
+constexpr GroupedKind kKindOf = *grouped_kind(kFormat);
+template <Format kFormat>
+constexpr bool kIsRaw = kKindOf<kFormat>.codes == Codes::raw;
+
+// Many rows. Without tiles, blocks become bytes, or what pmaddubsw takes of K-quants.
+#if defined(KT_HAS_VNNI)
+template <Format kFormat>
+constexpr bool kSubScales = false;
+template <Format kFormat>
+using BytesSums = QuadsOfBytes<V>;
+#else
+template <Format kFormat>
+constexpr bool kSubScales = has_super(kKindOf<kFormat>.scales) && kKindOf<kFormat>.codes != Codes::iq4;
+// Small codes in pairs, if int16 holds eight quads of them.
+template <Format kFormat>
+using BytesSums = std::conditional_t<kIsRaw<kFormat> || CodeBytes<V, kKindOf<kFormat>>::kMost * 127 * 16 >= 32768,
+                                     PairsOfWords<V>, PairsOfBytes<V, 8>>;
+#endif
+template <Format kFormat>
+constexpr GroupedKind bytes_of() {
+  constexpr GroupedKind kKind = kKindOf<kFormat>;
+  constexpr bool kSixteen = kIsRaw<kFormat> || kKind.least_group == 16;
+  if constexpr (kKind.mins != Mins::none || BytesSums<kFormat>::kSmall)
+    return kSixteen ? kBytes16 : kBytes32;
+  return kSixteen ? kSigned16 : kSigned32;
+}
+template <Format kFormat>
+constexpr auto many_rows() {
+  if constexpr (kSubScales<kFormat>) {
+    return KCore<V, kKindOf<kFormat>>{};
   } else {
-    expand_block<V, *grouped_kind(kFormat)>(block, depth, out);
+    return BytesCore<V, bytes_of<kFormat>(), BytesSums<kFormat>>{};
   }
 }
+template <Format kFormat>
+using ManyRows = decltype(many_rows<kFormat>());
+
+template <Format kFormat, GroupedKind kTo>
+void expand(const uint8_t* block, int depth, uint8_t* out) {
+  if constexpr (kIsRaw<kFormat>) {
+    expand_raw(kFormat, block, kTo.mins == Mins::none, out);
+  } else {
+    expand_block<V, kKindOf<kFormat>, kTo>(block, depth, out);
+  }
+}
+template <Format kFormat>
+constexpr Expandable::Expand to_bytes() {
+  if constexpr (kSubScales<kFormat>) {
+    return expand_k<V, kKindOf<kFormat>>;
+  } else {
+    return expand<kFormat, bytes_of<kFormat>()>;
+  }
+}
+
+// KT_TYPES(X): X(type), in the order of KT_FORMATS.
+#define KT_TYPES(X)                                                                                            \
+  X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(tq2_0) \
+  X(tq1_0) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s)
 
 Expandable expandable(Format format) {
   const GroupedKind& kind = *grouped_kind(format);
   switch (format) {
 #define KT_EXPANDABLE(name) \
   case Format::name:        \
-    return {{kind, kind.least_group}, expand<Format::name>};
-    KT_EXPANDABLE(q4_0)
-    KT_EXPANDABLE(q4_1)
-    KT_EXPANDABLE(q5_0)
-    KT_EXPANDABLE(q5_1)
-    KT_EXPANDABLE(q8_0)
-    KT_EXPANDABLE(q2_k)
-    KT_EXPANDABLE(q3_k)
-    KT_EXPANDABLE(q4_k)
-    KT_EXPANDABLE(q5_k)
-    KT_EXPANDABLE(q6_k)
-    KT_EXPANDABLE(iq4_nl)
-    KT_EXPANDABLE(iq4_xs)
-    KT_EXPANDABLE(tq2_0)
-    KT_EXPANDABLE(tq1_0)
-    KT_EXPANDABLE(iq1_s)
-    KT_EXPANDABLE(iq1_m)
-    KT_EXPANDABLE(iq2_xxs)
-    KT_EXPANDABLE(iq2_xs)
-    KT_EXPANDABLE(iq2_s)
-    KT_EXPANDABLE(iq3_xxs)
-    KT_EXPANDABLE(iq3_s)
+    return {{kind, kind.least_group}, expand<Format::name, kExpanded>, to_bytes<Format::name>()};
+    KT_TYPES(KT_EXPANDABLE)
 #undef KT_EXPANDABLE
     default:
-      return {{kExpanded, kExpanded.least_group}, nullptr};
+      return {{kind, kind.least_group}, nullptr, nullptr};
   }
 }
 
-void gemm_many_expanded(const GemmArgs& g) {
+template <Format kFormat>
+void gemm_many(const GemmArgs& g) {
 #if defined(KT_HAS_TILES)
   gemm_tiles<V, Tiles, FloatTiles, Expandable>(g);
 #else
-  gemm_blocked<FloatCore, Expandable>(g);
+  gemm_blocked<ManyRows<kFormat>, Expandable>(g);
 #endif
 }
 
-void gemm_expanded(const GemmArgs& g) {
-  using Core = FewRows<Grouped<kExpanded>>;
-  if (g.m > kRegisterRows) return gemm_many_expanded(g);
-  in_passes<Core>(g, gemm_stream_expanded<Core>);
+// Few rows of all but raw blocks are multiplied without expanding first (one core of Zen 4 from cache, GB/s of packed
+// bytes, AVX2 and AVX-512: Q3_K 10 -> FUSED, Q2_K 8 -> FUSED).
+template <Format kFormat>
+constexpr bool kFused = !kIsRaw<kFormat>;
+
+template <Format kFormat>
+void gemm_type(const GemmArgs& g) {
+  if (g.m > kRegisterRows) return gemm_many<kFormat>(g);
+  if constexpr (kFused<kFormat>) {
+    using Core = FewRows<Grouped<kKindOf<kFormat>>>;
+    gemm_stream<Core, Grouped<kKindOf<kFormat>>>(g);
+  } else {
+    using Core = FewRows<Grouped<kExpanded>>;
+    gemm_stream_expanded<Core>(g);
+  }
 }
 
-template <GroupedKind kKind>
-void gemm_fused(const GemmArgs& g) {
-  using Core = FewRows<Grouped<kKind>>;
-  if (g.m > kRegisterRows) return gemm_many_expanded(g);
-  in_passes<Core>(g, gemm_stream<Core, Grouped<kKind>>);
-}
-
-constexpr FormatKernels expanded() { return {ActKind::bf16, gemm_expanded, nullptr}; }
-template <GroupedKind kKind>
-constexpr FormatKernels fused() {
-  return {ActKind::bf16, gemm_fused<kKind>, nullptr};
+template <Format kFormat>
+constexpr FormatKernels type() {
+  return {ActKind::bf16, gemm_type<kFormat>, nullptr};
 }
 
 size_t scratch_bytes(int k, int n_panels) {
   size_t bytes = gemm_scratch<FloatCore>(k, n_panels);
   const size_t others[] = {
       gemm_scratch<Int8Core>(k, n_panels),         gemm_scratch<Int4Core>(k, n_panels),
-      gemm_scratch<Int4gFewRows>(k, n_panels),     stream_scratch<FewRows<Grouped<kFp8>>>(k),
-      stream_scratch<FewRows<Grouped<kNvfp4>>>(k), stream_scratch<F32Core<V>>(k),
+      gemm_scratch<Int4gFewRows>(k, n_panels),     stream_scratch<FewRows<Grouped<kFp8>>>(k, kRegisterRows),
+      stream_scratch<FewRows<Grouped<kNvfp4>>>(k, kRegisterRows), stream_scratch<F32Core<V>>(k, kRegisterRows),
+#if !defined(KT_HAS_TILES)
+#define KT_SCRATCH(name) gemm_scratch<ManyRows<Format::name>>(k, n_panels),
+      KT_TYPES(KT_SCRATCH)
+#undef KT_SCRATCH
+#endif
 #if defined(KT_HAS_TILES)
       TileScratch<FloatTiles>::bytes(kMaxRows),    TileScratch<IntTiles>::bytes(kMaxRows),
 #endif
@@ -238,27 +264,10 @@ constexpr IsaTable kTable = {
      grouped<kInt4z>(),
      grouped<kF32>(),
      grouped<kF16>(),
-     fused<kQ4_0>(),
-     expanded(),
-     expanded(),
-     expanded(),
-     fused<kQ8_0>(),
-     expanded(),
-     expanded(),
-     fused<kQ4_K>(),
-     fused<kQ5_K>(),
-     fused<kQ6_K>(),
-     expanded(),
-     expanded(),
-     expanded(),
-     expanded(),
-     expanded(),
-     expanded(),
-     expanded(),
-     expanded(),
-     expanded(),
-     expanded(),
-     expanded()},
+#define KT_TYPE(name) type<Format::name>(),
+     KT_TYPES(KT_TYPE)
+#undef KT_TYPE
+    },
     quantise<V>,
     swiglu<V>,
     accumulate<V>,

@@ -294,12 +294,23 @@ struct WordPairs {
   static KT_INLINE Int join(const Int (&sum)[1]) { return sum[0]; }
 };
 
+// Four k as they lie in a lane of codes: k0 k2 k1 k3.
+KT_INLINE void put_swapped(const int8_t* from, int count, uint8_t* to) {
+  for (int i = 0; i < count; i += 4) {
+    uint32_t quad;
+    std::memcpy(&quad, from + i, 4);
+    quad = (quad & 0xff0000ffu) | (quad & 0x0000ff00u) << 8 | (quad & 0x00ff0000u) >> 8;
+    std::memcpy(to + i, &quad, 4);
+  }
+}
+
 // Codes as unsigned bytes, times integers; one scale of activations per 256.
 template <class V, class Format, class Sums>
 struct GroupedIntCore : GroupedCore<V, Format> {
   using Base = GroupedCore<V, Format>;
   using Bytes = CodeBytes<V, Format::kKind>;
   using Int = typename V::Int;
+  static constexpr int kRows = 2;  // four at once gain nothing (AVX2: lose a fifth), and cost as much code again
   static constexpr int kChunk = Base::kChunk;
   static constexpr int kElementBytes = 2;  // planes: the high parts of a chunk, then the low ones
   static constexpr int kHalves = Format::kHalves;
@@ -345,20 +356,12 @@ struct GroupedIntCore : GroupedCore<V, Format> {
     put_swapped(parts[0], count, high);
     put_swapped(parts[1], count, low);
   }
-  // Four k as they lie in a lane of codes: k0 k2 k1 k3.
-  static KT_INLINE void put_swapped(const int8_t* from, int count, uint8_t* to) {
-    for (int i = 0; i < count; i += 4) {
-      uint32_t quad;
-      std::memcpy(&quad, from + i, 4);
-      quad = (quad & 0xff0000ffu) | (quad & 0x0000ff00u) << 8 | (quad & 0x00ff0000u) >> 8;
-      std::memcpy(to + i, &quad, 4);
-    }
-  }
-
   template <class, int R, int P>
   static void tile(const TileArgs& t, Chunk<GroupedIntCore> chunk) {
     constexpr int kAll = P * kPanelRows / V::kLanes;
-    constexpr int N = R == 1 || V::kManyRegisters ? kAll : 1;
+    // Registers for fifth bits too are too few for two vectors: Q5_K on AVX2 17.6 -> 20.2 GB/s.
+    constexpr bool kFits = R == 1 && Base::kKind.codes != Codes::u5;
+    constexpr int N = kFits || V::kManyRegisters ? kAll : 1;
     KT_UNROLL
     for (int v = 0; v < kAll; v += N) columns<R, N>(t, chunk, v);
   }
@@ -481,8 +484,11 @@ struct GroupedIntCore : GroupedCore<V, Format> {
         constexpr int I = decltype(index)::kValue, Q = kHalves == 2 ? H * kQuads + I : I % 2 * 4 + I / 2;
         typename Sums::Codes w[N];
         KT_UNROLL
-        for (int v = 0; v < N; ++v)
-          w[v] = Sums::prepare(Bytes::template quad<Q>(table, vector_at<V>(lines, stride, v)));
+        for (int v = 0; v < N; ++v) {
+          // gcc 12 holds on to lines until both nibbles are used, and spills: mxfp4 on AVX2 14.8 -> 21.1 GB/s.
+          const uint8_t* at = vector_at<V>(Bytes::kTable && !Sums::kWords ? fresh(lines) : lines, stride, v);
+          w[v] = Sums::prepare(Bytes::template quad<Q>(table, at));
+        }
         KT_UNROLL
         for (int r = 0; r < R; ++r) {
           const auto x = Sums::template load<kChunk>(a + r * kPitch, Q);

@@ -22,8 +22,11 @@ inline std::vector<int> legal_groups(kt::Format format) {
   return {128, 32, 256, 64};
 }
 
-// Whether a panel of this depth can be: raw blocks are whole.
-inline bool legal_depth(kt::Format format, int k) { return !kt::is_raw(format) || k % 256 == 0; }
+// Rows of GGUF are whole blocks; those of 32 are tried at every depth, too.
+inline int legal_depth(kt::Format format, int k) {
+  const bool super = kt::gguf_block(format).weights == 256;
+  return super ? kt::round_up(k, 256) : k;
+}
 
 // No NaN; every other code occurs. 0 where the weight is 0, if there is such a code.
 inline uint8_t code_of(const kt::GroupedKind& kind, uint16_t weight) {

@@ -26,9 +26,6 @@ from kt_kernel import _core
 from kt_kernel.ggml_types import EXPERT_FORMATS
 from kt_kernel.weights import load_layer
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(_core.MoELayer, "load_gguf"), reason="this core has no load_gguf: layers of GGUF types were not tested"
-)
 
 TOP_K = 2
 MIXED = [

@@ -11,9 +11,6 @@ from smollm2 import HIDDEN, INTERMEDIATE, LAYERS, Model, torch
 import kt_kernel
 from kt_kernel import KTMoEWrapper, _core
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(_core.MoELayer, "load_gguf"), reason="this core has no load_gguf: no real model was tested"
-)
 
 TOKENS = 256  # of a page of the documentation of Python, which every Python has
 
