@@ -124,8 +124,7 @@ constexpr FormatKernels grouped() {
   return {ActKind::bf16, gemm_grouped<FloatTiles, Grouped<kKind>>, nullptr};
 }
 
-// Types of GGUF. The few rows of the most common ones are multiplied without expanding first (one core from cache, of
-// packed bytes: FUSED_GAIN).
+// Types of GGUF.
 template <Format kFormat>
 constexpr GroupedKind kKindOf = *grouped_kind(kFormat);
 template <Format kFormat>
@@ -209,7 +208,7 @@ void gemm_many(const GemmArgs& g) {
 }
 
 // Few rows of all but raw blocks are multiplied without expanding first (one core of Zen 4 from cache, GB/s of packed
-// bytes, AVX2 and AVX-512: Q3_K 10 -> FUSED, Q2_K 8 -> FUSED).
+// bytes, AVX2 and AVX-512: IQ4_XS 14 -> 19 and 17 -> 31, Q2_K 8 -> 12 and 10 -> 16).
 template <Format kFormat>
 constexpr bool kFused = !kIsRaw<kFormat>;
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from checkpoint_codes import KEPT
 
 from kt_kernel import _core
+from kt_kernel.ggml_types import EXPERT_FORMATS
 
 
 class Limit(NamedTuple):
@@ -61,11 +62,23 @@ _BF16_PRODUCTS = ("amx", "avx512_bf16", "emu_amx", "emu_avx512_bf16")
 _POWERS_OF_TWO = ("mxfp8", "mxfp4")
 
 VARIANTS = {variant.name: variant for variant in _core.variants()}
+# Without those that only GGUF files have: test_gguf_layers.py.
+FORMATS = [name for name in _core.formats() if name not in EXPERT_FORMATS or name in ("bf16", "mxfp4")]
 RUNNABLE = [name for name, variant in VARIANTS.items() if variant.runnable]
+
+
+# Many rows of the quantised types of GGUF read 8 bits, where there are no tiles.
+_TILES = ("amx", "emu_amx")
+_GGUF = EXPERT_FORMATS - {"bf16", "mxfp4"}
+_GGUF_FLOATS = ("f32", "f16")
 
 
 def act_kind(weight_format: str, variant: str) -> str:
     """KeyError where a new format or variant has no line here yet."""
+    if weight_format in _GGUF and (variant in _TILES or weight_format in _GGUF_FLOATS):
+        return "rounded" if variant in _BF16_PRODUCTS else "bf16"
+    if weight_format in _GGUF:
+        return "s8"
     if weight_format in KEPT:
         return "rounded" if variant in _BF16_PRODUCTS and weight_format not in _POWERS_OF_TWO else "bf16"
     return {"bf16": "bf16", "int8": _INT8[variant], "int4": "s8", "int4g": "s8"}[weight_format]

@@ -26,7 +26,6 @@ from kt_kernel import _core
 from kt_kernel.ggml_types import EXPERT_FORMATS
 from kt_kernel.weights import load_layer
 
-
 TOP_K = 2
 MIXED = [
     ("q4_k", "q4_k", "q6_k"),  # Q4_K_M

@@ -9,8 +9,7 @@ from layer_limits import act_kind
 from smollm2 import HIDDEN, INTERMEDIATE, LAYERS, Model, torch
 
 import kt_kernel
-from kt_kernel import KTMoEWrapper, _core
-
+from kt_kernel import KTMoEWrapper
 
 TOKENS = 256  # of a page of the documentation of Python, which every Python has
 

@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 from checkpoint_codes import KEPT
-from layer_limits import LIMITS, RUNNABLE, act_kind
+from layer_limits import FORMATS, LIMITS, RUNNABLE, act_kind
 from layer_reference import SILU, Activation, Case, Shape, from_bf16, moe, random_batch, relative_error, to_bf16
 
-from kt_kernel import _core
-
-FORMATS = _core.formats()
 SHAPE = Shape(experts=4, top_k=2, hidden=256, intermediate=192)
 # Half of the gates are beyond the limit.
 ACTIVATIONS = [

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from layer_limits import RUNNABLE, act_kind
+from layer_limits import FORMATS, RUNNABLE, act_kind
 from layer_reference import (
     ACT_ERROR,
     SILU,
@@ -18,9 +18,7 @@ from layer_reference import (
 )
 
 import kt_kernel
-from kt_kernel import _core
 
-FORMATS = _core.formats()
 # No size is a multiple of a panel, and the nodes' parts of the intermediate differ.
 SHAPE = Shape(experts=5, top_k=3, hidden=150, intermediate=200)
 BIASES = random_biases(SHAPE)

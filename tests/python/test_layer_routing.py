@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from layer_limits import RUNNABLE, act_kind
+from layer_limits import FORMATS, RUNNABLE, act_kind
 from layer_reference import ACT_ERROR, SILU, Activation, Case, Shape, from_bf16, moe_with_bound, random_batch, to_bf16
 
 import kt_kernel
-from kt_kernel import _core
 
 # Workers of each node.
 POOLS = [(1,), (2,), (3,), (1, 1), (2, 1), (1, 3), (1, 1, 1), (2, 1, 2)]
@@ -86,7 +85,7 @@ def examples(draw) -> Example:
     return Example(
         shape,
         tokens=draw(st.integers(0, 70)),
-        weight_format=draw(st.sampled_from(_core.formats())),
+        weight_format=draw(st.sampled_from(FORMATS)),
         variant=draw(st.sampled_from(CHECKED)),
         threads=threads,
         routing=draw(st.sampled_from(ROUTINGS)),
@@ -125,7 +124,7 @@ def test_one_wrong_id_is_beyond_the_bound():
     x, ids, weights = random_batch(shape, 30)
     wrong = ids.copy()
     wrong[3, 0] = (ids[3, 0] + 1) % shape.experts
-    for weight_format in _core.formats():
+    for weight_format in FORMATS:
         case = Case(shape, weight_format)
         error = ACT_ERROR[act_kind(weight_format, CHECKED[0])]
         expected, bound = moe_with_bound(case.decoded(), from_bf16(x), ids, weights, act_error=error)

@@ -5,7 +5,7 @@ from itertools import cycle, pairwise
 
 import numpy as np
 import pytest
-from layer_limits import LIMITS, RUNNABLE, act_kind
+from layer_limits import FORMATS, LIMITS, RUNNABLE, act_kind
 from layer_reference import (
     Case,
     Shape,
@@ -19,7 +19,6 @@ from layer_reference import (
 import kt_kernel
 from kt_kernel import _core
 
-FORMATS = _core.formats()
 VARIANT = kt_kernel.__cpu_variant__
 SHAPE = Shape(experts=5, top_k=3, hidden=144, intermediate=200)
 EVERY_KERNEL = [(variant, name) for variant in RUNNABLE for name in FORMATS]

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 from checkpoint_codes import KEPT
+from layer_limits import FORMATS
 from layer_reference import Case, Shape, random_batch
-
-from kt_kernel import _core
 
 torch = pytest.importorskip("torch", reason="torch is not installed: its tensors were not tested")
 
@@ -16,7 +15,7 @@ def tensor(bits: np.ndarray) -> "torch.Tensor":
     return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
 
 
-@pytest.mark.parametrize("weight_format", [name for name in _core.formats() if name not in KEPT])
+@pytest.mark.parametrize("weight_format", [name for name in FORMATS if name not in KEPT])
 def test_bfloat16_tensors_give_what_bits_give(weight_format):
     case = Case(SHAPE, weight_format)
     x, ids, weights = random_batch(SHAPE, 9)
