@@ -73,8 +73,9 @@ def build(say: Say) -> Path:
         made.mkdir()
         for name in LIBRARIES:
             shutil.copyfile(Path(work) / "build" / "lib" / name, made / name)
-        shutil.rmtree(target, ignore_errors=True)  # of an earlier list of libraries, or cut short by hand
-        made.rename(target)
+        if not is_built():  # somebody else may have, meanwhile
+            shutil.rmtree(target, ignore_errors=True)  # files were deleted from it
+            made.rename(target)
     return target
 
 
