@@ -16,8 +16,6 @@ from kt_kernel.bench.llamacpp_build import LAYER
 from kt_kernel.bench.shapes import Shape
 from kt_kernel.bench.timing import sample
 
-# The layout that is best here is also taken for more tokens, where one call can take a minute.
-_MOST_TOKENS_TO_CHOOSE_LAYOUT = 256
 _TRIAL_SECONDS = 0.3
 
 
@@ -34,7 +32,7 @@ class LlamaCpp:
         self._shape: Shape | None = None
         self._batch: Batch | None = None
         self._ids: list[np.ndarray] = []
-        self._choice: dict[int, int] = {}  # tokens of a trial -> index of the layout
+        self._choice: dict[int, int] = {}  # tokens -> index of the layout
         self._call("load", str(Path(folder) / f"libggml-cpu-{module}.so").encode())
 
     def hello(self) -> dict:
@@ -94,16 +92,14 @@ class LlamaCpp:
         """The faster one."""
         if len(self._layouts) == 1:
             return 0
-        trial = min(tokens, _MOST_TOKENS_TO_CHOOSE_LAYOUT)
-        if trial not in self._choice:
-            self._batch_of(trial)
+        if tokens not in self._choice:
+            self._batch_of(tokens)
             taken = []
             for layout in range(len(self._layouts)):
-                self._forward(layout, 0)
                 us = sample(lambda call, layout=layout: self._forward(layout, call), _TRIAL_SECONDS)
                 taken.append(median(us))
-            self._choice[trial] = taken.index(min(taken))
-        return self._choice[trial]
+            self._choice[tokens] = taken.index(min(taken))
+        return self._choice[tokens]
 
     def _batch_of(self, tokens: int) -> Batch:
         if self._batch is None or self._batch.tokens != tokens:
