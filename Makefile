@@ -12,7 +12,7 @@ BIN  := $(abspath $(VENV))/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 SOURCES  := $(shell find cpp src cmake tests/cpp -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
-CXX_CODE := $(shell find cpp tests/cpp -name '*.h' -o -name '*.cc')
+CXX_CODE := $(shell find cpp src tests/cpp -name '*.h' -o -name '*.cc')
 TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/queue*_test.cc tests/cpp/port*_test.cc \
 	tests/cpp/task_test.cc tests/cpp/driver_test.cc tests/cpp/copy_test.cc)))
 

@@ -59,9 +59,11 @@ def test_speedup_is_the_ratio_of_medians():
         tokens=1,
         variant="avx2",
         error=0.001,
+        peer_name="llama.cpp",
         ours={"threads": 2, "us": [10.0, 20.0, 90.0], "bytes": 1e6},
-        peer={"threads": 1, "us": [50.0], "bytes": 1e6},
+        peer={"threads": 1, "us": [50.0], "bytes": 1e6, "layout": "plain"},
     )
+    assert (figure["peer"], figure["peer_layout"]) == ("llama.cpp", "plain")
     assert figure["speedup"] == 2.5
     assert figure["gbps"] == pytest.approx(50.0)
     assert figure["peer_threads"] == 1

@@ -4,6 +4,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from kt_kernel.bench import gguf_blocks
 from kt_kernel.bench.shapes import Shape
 
 
@@ -64,6 +65,19 @@ def encoded_weights(
     return made
 
 
+def gguf_weights(
+    shape: Shape, weight_format: str, expert: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """gate, up and down as a GGUF file has them, rows of bytes, of about the deviation of ``expert_weights``."""
+    rng = np.random.default_rng([seed, 3, expert])
+    rows, depth = shape.intermediate, shape.hidden
+    return (
+        gguf_blocks.random_rows(rng, weight_format, rows, depth, depth**-0.5),
+        gguf_blocks.random_rows(rng, weight_format, rows, depth, depth**-0.5),
+        gguf_blocks.random_rows(rng, weight_format, depth, rows, rows**-0.5),
+    )
+
+
 def normal_bf16(rng: np.random.Generator, size: tuple[int, ...], sigma: float) -> np.ndarray:
     """Normal values as bf16 bits, from a table of quantiles: 10 times faster than drawing and rounding floats."""
     table = ((_QUANTILES * np.float32(sigma)).view(np.uint32) >> 16).astype(np.uint16)
@@ -72,6 +86,12 @@ def normal_bf16(rng: np.random.Generator, size: tuple[int, ...], sigma: float) -
 
 def to_float(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def from_float(values: np.ndarray) -> np.ndarray:
+    """bf16 bits of finite values, rounded to nearest even."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def _routing(rng: np.random.Generator, shape: Shape, tokens: int) -> np.ndarray:

@@ -71,9 +71,20 @@ def add_rate_against_bf16(figures: list[dict]) -> None:
 
 
 def peer_figure(
-    *, shape: Shape, weight_format: str, tokens: int, variant: str, error: float, ours: dict, peer: dict
+    *,
+    shape: Shape,
+    weight_format: str,
+    tokens: int,
+    variant: str,
+    error: float,
+    peer_name: str,
+    ours: dict,
+    peer: dict,
 ) -> dict:
-    """One point of ``kt bench peers``; ``ours`` and ``peer`` hold ``threads``, ``bytes`` of a call and ``us`` (all)."""
+    """One point of ``kt bench peers``; ``ours`` and ``peer`` hold ``threads``, ``bytes`` of a call and ``us`` (all).
+
+    A peer with several layouts of the weights also tells the ``layout`` that was faster.
+    """
     flops = shape.flops(tokens)
     figure = {
         "part": "peers",
@@ -81,8 +92,11 @@ def peer_figure(
         "variant": variant,
         "format": weight_format,
         "tokens": tokens,
+        "peer": peer_name,
         "error_between": round(error, 5),
     }
+    if "layout" in peer:
+        figure["peer_layout"] = peer["layout"]
     for name, side in (("", ours), ("peer_", peer)):
         us = median(side["us"])
         figure[f"{name}threads"] = side["threads"]

@@ -1,8 +1,8 @@
 """The one place that knows how the extension computes a layer and measures limits."""
 
 from kt_kernel import _core
-from kt_kernel.bench.batch import Batch, encoded_weights, expert_weights
-from kt_kernel.bench.shapes import GROUP_SIZES, Shape
+from kt_kernel.bench.batch import Batch, encoded_weights, expert_weights, gguf_weights
+from kt_kernel.bench.shapes import GGUF_TYPES, GROUP_SIZES, Shape
 
 PEAK_UNITS = ("fma_f32", "dot_bf16", "dot_u8s8", "tile_bf16", "tile_u8s8")
 
@@ -57,6 +57,11 @@ class Layers:
                 matrices = [_core.EncodedMatrix(codes, scales, block_rows=block) for codes, scales in encoded]
                 for layer in self._layers:
                     layer.load_encoded(expert, *matrices)
+                continue
+            if self._format in GGUF_TYPES:
+                rows = gguf_weights(self.shape, self._format, expert)
+                for layer in self._layers:
+                    layer.load_gguf(expert, *rows)
                 continue
             weights = expert_weights(self.shape, expert)
             for layer in self._layers:

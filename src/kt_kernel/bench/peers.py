@@ -1,26 +1,33 @@
-"""``kt bench peers``: the released package and us, taking turns in one run."""
+"""``kt bench peers``: another implementation and us, taking turns in one run.
+
+The format decides who that is: GGUF types go against llama.cpp, the others against the released package.
+"""
 
 import base64
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from kt_kernel.bench import figures, machine, wheel
+from kt_kernel.bench import figures, llamacpp_build, machine, wheel
 from kt_kernel.bench.client import Client
 from kt_kernel.bench.errors import BenchError, SideError
 from kt_kernel.bench.kernels import plan_layer
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings, Settings
-from kt_kernel.bench.shapes import Shape, planned_bytes
+from kt_kernel.bench.shapes import GGUF_TYPES, Shape, planned_bytes
 
 ROUNDS = 4
 
 # Two right answers differ by their roundings. Between two functions, or two routings, the distance is above 1.
 TOLERANCE = {"bf16": 0.02, "int8": 0.08, "int4": 0.08, "fp8": 0.02, "rawint4": 0.05}
+TOLERANCE |= dict.fromkeys(GGUF_TYPES, 0.04)
 
 # The thread count that is best here is also taken for more tokens, where one call of the peer can take a minute.
 _MOST_TOKENS_TO_CHOOSE_THREADS = 256
+
+# Few tokens and many take different kernels; more than these would only take longer.
 _TOKENS_TO_CHECK = 4
+_MOST_TOKENS_TO_CHECK = 256
 
 
 def thread_counts() -> list[int]:
@@ -29,27 +36,80 @@ def thread_counts() -> list[int]:
     return sorted({n for n in (cpus, cpus - 1, cpus - 2, machine.physical_cores()) if n >= 1}, reverse=True)
 
 
+class ReleasedPeer:
+    """The released package: its native module for a variant."""
+
+    name = wheel.RELEASED.replace("==", " ")
+
+    def __init__(self, progress: Progress, path: Path | None):
+        progress.say(f"fetching {wheel.RELEASED}")
+        self._folder = path or wheel.fetch()
+
+    def client(self, variant: str) -> Client:
+        return Client("released", str(wheel.native_module(self._folder, variant)), variant=variant)
+
+    def bytes_per_expert(self, shape: Shape, weight_format: str) -> int:
+        """Its copy, and the bf16 source that it loads from."""
+        return planned_bytes(shape, weight_format) + planned_bytes(shape, "bf16")
+
+
+class LlamaCppPeer:
+    """llama.cpp: its CPU module with the instructions of a variant."""
+
+    name = llamacpp_build.NAME
+
+    def __init__(self, progress: Progress):
+        self._folder = llamacpp_build.build(progress.say)
+
+    def client(self, variant: str) -> Client:
+        return Client("llamacpp", str(self._folder), llamacpp_build.module_of(variant), variant=variant)
+
+    def bytes_per_expert(self, shape: Shape, weight_format: str) -> int:
+        """As the file has it, and repacked."""
+        return 2 * planned_bytes(shape, weight_format)
+
+
+Peer = ReleasedPeer | LlamaCppPeer
+
+
 def measure_peers(settings: Settings, findings: Findings, progress: Progress, peer_path: Path | None) -> None:
-    progress.say(f"fetching {wheel.RELEASED}")
-    folder = peer_path or wheel.fetch()
-    for variant in settings.variants:
-        try:
-            module = wheel.native_module(folder, variant)
-        except BenchError as error:
-            findings.fail(str(error))
-            continue
-        for weight_format in settings.formats:
-            for shape in settings.shapes:
-                with Client("ours", variant=variant) as ours, Client("released", str(module), variant=variant) as peer:
-                    try:
-                        if weight_format not in peer.call("hello")["formats"]:
-                            findings.note(f"the released package has no {weight_format} on {variant}")
-                            continue
-                        _Match(ours, peer, settings, findings, progress, variant, weight_format, shape).play()
-                    except SideError as error:
-                        findings.fail(f"{variant} {shape.name} {weight_format}: {error}")
+    gguf_types = [name for name in settings.formats if name in GGUF_TYPES]
+    others = [name for name in settings.formats if name not in GGUF_TYPES]
+    # Both are there before either is measured: what cannot be fetched or built ends the run at once.
+    matches: list[tuple[Peer, list[str]]] = []
+    if others:
+        matches.append((ReleasedPeer(progress, peer_path), others))
+    if gguf_types:
+        matches.append((LlamaCppPeer(progress), gguf_types))
+    for peer, formats in matches:
+        for variant in settings.variants:
+            for weight_format in formats:
+                for shape in settings.shapes:
+                    _measure(peer, settings, findings, progress, variant, weight_format, shape)
     # Taken in the order of thread counts.
     findings.figures.sort(key=lambda figure: [figure[name] for name in ("variant", "shape", "format", "tokens")])
+
+
+def _measure(
+    peer: Peer,
+    settings: Settings,
+    findings: Findings,
+    progress: Progress,
+    variant: str,
+    weight_format: str,
+    shape: Shape,
+) -> None:
+    try:
+        with peer.client(variant) as theirs, Client("ours", variant=variant) as ours:
+            try:
+                if weight_format not in theirs.call("hello")["formats"]:
+                    findings.note(f"{peer.name} has no {weight_format} on {variant}")
+                    return
+                _Match(peer, ours, theirs, settings, findings, progress, variant, weight_format, shape).play()
+            except SideError as error:
+                findings.fail(f"{variant} {shape.name} {weight_format}: {error}")
+    except BenchError as error:
+        findings.fail(str(error))
 
 
 class _Match:
@@ -57,8 +117,9 @@ class _Match:
 
     def __init__(
         self,
+        peer: Peer,
         ours: Client,
-        peer: Client,
+        theirs: Client,
         settings: Settings,
         findings: Findings,
         progress: Progress,
@@ -66,15 +127,15 @@ class _Match:
         weight_format: str,
         full: Shape,
     ):
-        self._sides = {"ours": ours, "peer": peer}
+        self._sides = {"ours": ours, "peer": theirs}
+        self._peer_name = peer.name
         self._settings, self._findings, self._progress = settings, findings, progress
         self._variant, self._format = variant, weight_format
-        # Besides our packed copy: the peer's, and the bf16 source that it loads from.
-        extra = planned_bytes(full, weight_format) + planned_bytes(full, "bf16")
+        extra = peer.bytes_per_expert(full, weight_format)
         self._shape, self._copies = plan_layer(full, weight_format, findings, extra)
         self._open_with: dict[str, int] = {}
         self._bytes_per_expert: dict[str, int] = {}
-        self._error = float("nan")
+        self._error = 0.0
 
     def play(self) -> None:
         candidates = [self._settings.threads] if self._settings.threads else thread_counts()
@@ -92,6 +153,8 @@ class _Match:
                     answer = side.call("time", tokens=tokens, seconds=self._settings.seconds / ROUNDS)
                     taken[name]["us"] += answer["us"]
                     taken[name]["bytes"] = answer["unique_experts"] * self._bytes_per_expert[name]
+                    if "layout" in answer:
+                        taken[name]["layout"] = answer["layout"]
             self._findings.figures.append(
                 figures.peer_figure(
                     shape=self._shape,
@@ -99,6 +162,7 @@ class _Match:
                     tokens=tokens,
                     variant=self._variant,
                     error=self._error,
+                    peer_name=self._peer_name,
                     **taken,
                 )
             )
@@ -137,10 +201,13 @@ class _Match:
         self._progress.say(f"{self._label()}: packing {self._shape.experts} experts")
         for name in self._sides:
             self._open(name, threads)
-        mine, theirs = (_decode(side.call("output", tokens=_TOKENS_TO_CHECK)) for side in self._sides.values())
-        self._error = relative_error(mine, theirs)
-        if not self._error <= TOLERANCE[self._format]:
-            raise SideError(f"outputs differ by {self._error:.3f} (limit {TOLERANCE[self._format]}): not timed")
+        many = max((t for t in self._settings.tokens if t <= _MOST_TOKENS_TO_CHECK), default=_TOKENS_TO_CHECK)
+        for tokens in {_TOKENS_TO_CHECK, many}:
+            mine, theirs = (_decode(side.call("output", tokens=tokens)) for side in self._sides.values())
+            error = relative_error(mine, theirs)
+            if not error <= TOLERANCE[self._format]:  # NaN too
+                raise SideError(f"outputs differ by {error:.3f} (limit {TOLERANCE[self._format]}): not timed")
+            self._error = max(self._error, error)
 
     def _label(self) -> str:
         return f"{self._variant} {self._shape.name} {self._format}"

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 # Piped output has no width of its own; wide enough for the widest table.
-_PIPE_WIDTH = 160
+_PIPE_WIDTH = 180
 
 
 def show(run: dict) -> None:
@@ -66,6 +66,7 @@ _PEER_COLUMNS = (
     ("GB/s", True, lambda f: f"{f['gbps']:.1f}"),
     ("TFLOPS", True, lambda f: f"{f['tflops']:.3f}"),
     ("threads", True, lambda f: str(f["threads"])),
+    ("peer", False, lambda f: f.get("peer", "kt-kernel 0.7.2")),  # figures of earlier versions do not name it
     ("peer us", True, lambda f: f"{f['peer_us']:.0f}"),
     ("GB/s", True, lambda f: f"{f['peer_gbps']:.1f}"),
     ("TFLOPS", True, lambda f: f"{f['peer_tflops']:.3f}"),
@@ -96,5 +97,5 @@ def _percent(share: float | None) -> str:
 _PARTS = (
     ("kernels", "kernels", _KERNEL_COLUMNS),
     ("hybrid", "hybrid: from GPU tensor to GPU tensor", _HYBRID_COLUMNS),
-    ("peers", "peers: kt-kernel 0.7.2 and us, in turns", _PEER_COLUMNS),
+    ("peers", "peers: another implementation and us, in turns", _PEER_COLUMNS),
 )

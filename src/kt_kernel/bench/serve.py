@@ -1,6 +1,6 @@
 """A process that measures one side: a JSON request per line on stdin, a JSON answer per line on what was stdout.
 
-usage: python -m kt_kernel.bench.serve ours | beside_gpu | released MODULE
+usage: python -m kt_kernel.bench.serve ours | beside_gpu | released MODULE | llamacpp FOLDER MODULE
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # the released module prints; only answers may reach the pipe
+    os.dup2(2, 1)  # peers print; only answers may reach the pipe
     side = _make(sys.argv[1], sys.argv[2:])
     for line in sys.stdin:
         request = json.loads(line)
@@ -30,6 +30,10 @@ def _make(side: str, arguments: list[str]):
         from kt_kernel.bench.beside_gpu import BesideGpu
 
         return BesideGpu()
+    if side == "llamacpp":
+        from kt_kernel.bench.llamacpp import LlamaCpp
+
+        return LlamaCpp(*arguments)
     from kt_kernel.bench.released import Released
 
     return Released(*arguments)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from kt_kernel.bench import gguf_blocks
 from kt_kernel.bench.errors import BenchError
 
 
@@ -36,14 +37,16 @@ SHAPES = {
     )
 }
 
-# Made from bf16 weights, and as checkpoints have them.
+# Made from bf16 weights, as checkpoints have them, and as GGUF files do.
 QUANTISED = ("bf16", "int8", "int4", "int4g")
 GROUP_SIZES = {"fp8": 128, "fp8c": 0, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16, "rawint4": 32, "int4z": 128}
-FORMATS = (*QUANTISED, *GROUP_SIZES)
+GGUF_TYPES = tuple(gguf_blocks.BLOCKS)
+FORMATS = (*QUANTISED, *GROUP_SIZES, *GGUF_TYPES)
 
 # Upper bounds with scales and padding, only for planning memory; figures use what the layer reports.
 _PLANNED_BYTES_PER_WEIGHT = {"bf16": 2.1, "int8": 1.1, "int4": 0.6, "int4g": 0.7}
 _PLANNED_BYTES_PER_WEIGHT |= {name: 1.2 if "fp8" in name else 0.7 for name in GROUP_SIZES}
+_PLANNED_BYTES_PER_WEIGHT |= {name: 1.1 * gguf_blocks.bytes_per_weight(name) for name in GGUF_TYPES}
 
 
 def parse(text: str) -> Shape:

@@ -1,4 +1,4 @@
-"""``kt bench``: measure this machine, our kernels on it, and the released package beside them."""
+"""``kt bench``: measure this machine, our kernels on it, and other implementations beside them."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from kt_kernel.bench.run import Findings, Settings
 from kt_kernel.cli import options
 
 app = typer.Typer(
-    help="Measure this machine, our kernels on it, and the released package beside them.",
+    help="Measure this machine, our kernels on it, and other implementations beside them.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -131,7 +131,7 @@ def _peers(
     save: options.Save = False,
     machine: options.Machine = None,
 ) -> None:
-    """The released kt-kernel and us, in turns, each with its best thread count."""
+    """The released kt-kernel (GGUF types: llama.cpp) and us, in turns, each with its best thread count."""
     if peer_path is not None and not (peer_path / "kt_kernel").is_dir():
         raise typer.BadParameter(
             f"'{peer_path}' holds no kt_kernel folder: unpack the wheel there", param_hint="--peer-path"
