@@ -326,8 +326,8 @@ void gemm_vector(const GemmArgs& g) {
 template <class Core>
 constexpr size_t gemm_scratch(int k, int n_panels) {
   const size_t stream = stream_scratch<Core>(k, Core::kRows);
-  const size_t blocked =
-      tiles_together<Core>() * Chunk<Core>::bytes(Core::kRows) + static_cast<size_t>(n_panels) * Core::kChunk * kPanelRows * Core::kDecodedBytes;
+  const size_t blocked = tiles_together<Core>() * Chunk<Core>::bytes(Core::kRows) +
+                         static_cast<size_t>(n_panels) * Core::kChunk * kPanelRows * Core::kDecodedBytes;
   return stream > blocked ? stream : blocked;
 }
 

@@ -148,8 +148,7 @@ template <Format kFormat>
 constexpr GroupedKind bytes_of() {
   constexpr GroupedKind kKind = kKindOf<kFormat>;
   constexpr bool kSixteen = kIsRaw<kFormat> || kKind.least_group == 16;
-  if constexpr (kKind.mins != Mins::none || BytesSums<kFormat>::kSmall)
-    return kSixteen ? kBytes16 : kBytes32;
+  if constexpr (kKind.mins != Mins::none || BytesSums<kFormat>::kSmall) return kSixteen ? kBytes16 : kBytes32;
   return kSixteen ? kSigned16 : kSigned32;
 }
 template <Format kFormat>
@@ -181,9 +180,10 @@ constexpr Expandable::Expand to_bytes() {
 }
 
 // KT_TYPES(X): X(type), in the order of KT_FORMATS.
-#define KT_TYPES(X)                                                                                            \
-  X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(tq2_0) \
-  X(tq1_0) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s)
+#define KT_TYPES(X)                                                                                             \
+  X(q4_0)                                                                                                       \
+  X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(tq2_0) X(tq1_0) \
+      X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s)
 
 Expandable expandable(Format format) {
   const GroupedKind& kind = *grouped_kind(format);
@@ -232,16 +232,20 @@ constexpr FormatKernels type() {
 size_t scratch_bytes(int k, int n_panels) {
   size_t bytes = gemm_scratch<FloatCore>(k, n_panels);
   const size_t others[] = {
-      gemm_scratch<Int8Core>(k, n_panels),         gemm_scratch<Int4Core>(k, n_panels),
-      gemm_scratch<Int4gFewRows>(k, n_panels),     stream_scratch<FewRows<Grouped<kFp8>>>(k, kRegisterRows),
-      stream_scratch<FewRows<Grouped<kNvfp4>>>(k, kRegisterRows), stream_scratch<F32Core<V>>(k, kRegisterRows),
+      gemm_scratch<Int8Core>(k, n_panels),
+      gemm_scratch<Int4Core>(k, n_panels),
+      gemm_scratch<Int4gFewRows>(k, n_panels),
+      stream_scratch<FewRows<Grouped<kFp8>>>(k, kRegisterRows),
+      stream_scratch<FewRows<Grouped<kNvfp4>>>(k, kRegisterRows),
+      stream_scratch<F32Core<V>>(k, kRegisterRows),
 #if !defined(KT_HAS_TILES)
 #define KT_SCRATCH(name) gemm_scratch<ManyRows<Format::name>>(k, n_panels),
       KT_TYPES(KT_SCRATCH)
 #undef KT_SCRATCH
 #endif
 #if defined(KT_HAS_TILES)
-      TileScratch<FloatTiles>::bytes(kMaxRows),    TileScratch<IntTiles>::bytes(kMaxRows),
+          TileScratch<FloatTiles>::bytes(kMaxRows),
+      TileScratch<IntTiles>::bytes(kMaxRows),
 #endif
   };
   for (size_t other : others) bytes = other > bytes ? other : bytes;

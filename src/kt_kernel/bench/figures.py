@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from kt_kernel.bench.shapes import Shape
+from kt_kernel.bench.shapes import GGUF_TYPES, Shape
 
 # What could do a format's arithmetic, best first; the first that the variant has is its peak. AVX2 has no unit for
 # whole dot products of bytes: there integers are held against the FMA peak, and against bf16 at the same token count.
@@ -10,8 +10,16 @@ _FLOAT_UNITS = ("tile_bf16", "dot_bf16", "fma_f32")
 _INTEGER_UNITS = ("tile_u8s8", "dot_u8s8", "fma_f32")
 
 
+# Types of GGUF are multiplied as bf16 by tiles, and as bytes without.
+_GGUF_UNITS = ("tile_bf16", "dot_u8s8", "fma_f32")
+
+
 def peak_unit(weight_format: str, peaks: dict[str, float]) -> str | None:
-    units = _INTEGER_UNITS if weight_format in {"int8", "int4", "int4g"} else _FLOAT_UNITS
+    units = _FLOAT_UNITS
+    if weight_format in {"int8", "int4", "int4g"}:
+        units = _INTEGER_UNITS
+    elif weight_format in GGUF_TYPES:
+        units = _GGUF_UNITS
     return next((unit for unit in units if unit in peaks), None)
 
 
