@@ -120,7 +120,7 @@ constexpr int kManyRowsSpan = kActGroup;
 
 template <GroupedKind kKind>
 constexpr FormatKernels checkpoint_format() {
-  return {ActKind::bf16, gemm_grouped<FloatTiles, Grouped<kKind>>, nullptr};
+  return {ActKind::bf16, gemm_grouped<FloatTiles, Grouped<kKind>>, nullptr, nullptr};
 }
 
 size_t scratch_bytes(int k, int n_panels) {
@@ -142,10 +142,11 @@ size_t scratch_bytes(int k, int n_panels) {
 
 constexpr IsaTable kTable = {
     KT_ISA_NAME,
-    {{ActKind::bf16, gemm<FloatCore, FloatTiles, Bf16>, pack_bf16},
-     {kInt8Act, gemm<Int8Core, IntTiles, Int8>, pack_int8},
-     {ActKind::s8, gemm<Int4Core, IntTiles, Int4>, pack_int4},
-     {ActKind::s8, gemm<Int4Core, IntTiles, Int4g, Int4gFewRows>, pack_int4g},
+    {{ActKind::bf16, gemm<FloatCore, FloatTiles, Bf16>, pack_bf16, nullptr},
+     {kInt8Act, gemm<Int8Core, IntTiles, Int8>, pack_int8<Scales::largest>, pack_int8<Scales::searched>},
+     {ActKind::s8, gemm<Int4Core, IntTiles, Int4>, pack_int4<Scales::largest>, pack_int4<Scales::searched>},
+     {ActKind::s8, gemm<Int4Core, IntTiles, Int4g, Int4gFewRows>, pack_int4g<Scales::largest>,
+      pack_int4g<Scales::searched>},
      checkpoint_format<kFp8>(),
      checkpoint_format<kFp8c>(),
      checkpoint_format<kMxfp8>(),
