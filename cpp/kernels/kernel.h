@@ -74,7 +74,7 @@ struct FormatKernels {
   // checkpoint formats.
   using Pack = void (*)(const uint16_t* source, size_t row_pitch, int rows, int k, uint8_t* panel);
   Pack pack;
-  // The same, with scales searched for the least squared error of each row. Null where there are no scales to choose.
+  // The same, with scales searched for the least error of each row. Null where there are no scales to choose.
   Pack pack_searched;
 };
 

@@ -1,8 +1,12 @@
-// The scales that bf16 rows are quantised with: of their largest weight, or searched for the least squared error.
+// The scales that bf16 rows are quantised with: of their largest weight, or searched for the least error.
 //
-// error(d) = sum_k (w[k] - d * clamp(round(w[k] / d)))^2 over a row; int4g sums the errors of its groups, each with the
-// step that suits it best. Sums run in kLanes lanes and these are added as a tree, in the same order on every
-// instruction set, so that all of them find the same scales.
+// error(d) = sum_k c[k] * (w[k] - d * clamp(round(w[k] / d)))^2, with c = |w| where one scale serves a row, c = 1 where
+// groups have steps of their own. With c = 1 a search of int4 clips the few large weights of a row: 26 % less squared
+// error, and the perplexity of SmolLM2 (14.5) rises by 42 instead of 7; with c = |w| by 5.2. With groups, c = 1 is the
+// better one: 1.5, against 2.5 with |w| and 2.0 without a search.
+//
+// Sums run in kLanes lanes and these are added as a tree, in the same order on every instruction set, so that all of
+// them find the same scales.
 #pragma once
 
 #include <cmath>
@@ -68,32 +72,41 @@ inline void read_group(const uint16_t* row, int k, int k0, float* w) {
   }
 }
 
-inline void add_errors(const float* w, float scale, float inverse, CodeRange codes, float* lanes) {
+enum class Cost { one, magnitude };  // c of the error
+
+template <Cost kCost>
+float cost_of(float w) {
+  return kCost == Cost::one ? 1.0f : std::fabs(w);
+}
+
+template <Cost kCost>
+void add_errors(const float* w, float scale, float inverse, CodeRange codes, float* lanes) {
   for (int i = 0; i < kGroup; i += kLanes) {
     for (int j = 0; j < kLanes; ++j) {
       const float e = w[i + j] - code_of(w[i + j], inverse, codes) * scale;
-      lanes[j] += e * e;
+      lanes[j] += e * e * cost_of<kCost>(w[i + j]);
     }
   }
 }
 
-// For weights w = d * c of whole numbers c, d = sum(w c) / sum(c c) has the least error.
+// For weights w = d * n of whole numbers n, d = sum(c w n) / sum(c n n) has the least error.
+template <Cost kCost>
 struct Moments {
-  float wc[kLanes] = {}, cc[kLanes] = {};
+  float wn[kLanes] = {}, nn[kLanes] = {};
 
-  // c = step * code
+  // n = step * code
   void add(const float* w, float inverse, float step, CodeRange codes) {
     for (int i = 0; i < kGroup; i += kLanes) {
       for (int j = 0; j < kLanes; ++j) {
-        const float c = step * code_of(w[i + j], inverse, codes);
-        wc[j] += w[i + j] * c;
-        cc[j] += c * c;
+        const float n = step * code_of(w[i + j], inverse, codes), c = cost_of<kCost>(w[i + j]);
+        wn[j] += c * w[i + j] * n;
+        nn[j] += c * n * n;
       }
     }
   }
   float scale() {
-    const float sum = sum_lanes(cc);
-    return sum > 0.0f ? sum_lanes(wc) / sum : 0.0f;
+    const float sum = sum_lanes(nn);
+    return sum > 0.0f ? sum_lanes(wn) / sum : 0.0f;
   }
 };
 
@@ -123,8 +136,7 @@ class Search {
   float scale_, least_;
 };
 
-// Of int8 and int4; `scale` is the one of the largest weight. On Gaussian rows of 2048 the search takes 28 % of the
-// error of int4 away (0.151 to 0.108, of which 0.107 is what 16 even levels cost at least), and 0.4 % of that of int8.
+// Of int8 and int4; `scale` is the one of the largest weight.
 template <int kCount>
 float best_row_scale(const uint16_t* row, int k, float scale, CodeRange codes, const float (&factors)[kCount]) {
   if (safe_inverse(scale) == 0.0f) return scale;
@@ -133,7 +145,7 @@ float best_row_scale(const uint16_t* row, int k, float scale, CodeRange codes, c
     float lanes[kLanes] = {}, w[kGroup];
     for (int k0 = 0; k0 < k; k0 += kGroup) {
       read_group(row, k, k0, w);
-      add_errors(w, candidate, inverse, codes, lanes);
+      add_errors<Cost::magnitude>(w, candidate, inverse, codes, lanes);
     }
     return sum_lanes(lanes);
   };
@@ -141,7 +153,7 @@ float best_row_scale(const uint16_t* row, int k, float scale, CodeRange codes, c
   search.consider_multiples(factors);
   const float fine = 0.35f * (1.0f - factors[0]);
   search.consider_multiples({1.0f - fine, 1.0f + fine});
-  Moments moments;
+  Moments<Cost::magnitude> moments;
   float w[kGroup];
   for (int k0 = 0; k0 < k; k0 += kGroup) {
     read_group(row, k, k0, w);
@@ -154,7 +166,7 @@ float best_row_scale(const uint16_t* row, int k, float scale, CodeRange codes, c
 // Squared error of a group of int4g quantised with scale s.
 inline float group_error(const float* w, float s) {
   float lanes[kLanes] = {};
-  add_errors(w, s, 1.0f / s, kNibbles, lanes);
+  add_errors<Cost::one>(w, s, 1.0f / s, kNibbles, lanes);
   return sum_lanes(lanes);
 }
 
@@ -194,7 +206,7 @@ inline float best_stepped_scale(const uint16_t* row, int k, float d) {
   };
   Search search(d, error_of);
   search.consider_multiples({1.06f, 0.94f, 0.87f, 0.8f});
-  Moments moments;
+  Moments<Cost::one> moments;
   float w[kGroup];
   for (int k0 = 0; k0 < k; k0 += kGroup) {
     read_group(row, k, k0, w);

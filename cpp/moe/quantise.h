@@ -19,7 +19,7 @@ struct QuantisedRows {
 
 // With all workers of the pool, or without a pool in the calling thread. The codes are read back from panels, so a file
 // holds what load_expert would have packed on one node, and there is one definition of each quantisation. `search`:
-// with the scales of least squared error instead of those of the largest weights.
+// with scales of least error (kernels/scales-inl.h) instead of those of the largest weights.
 Status quantise(Pool* pool, const IsaTable& isa, Format format, bool search, const uint16_t* matrix, int rows, int k,
                 const QuantisedRows& out);
 
