@@ -116,7 +116,8 @@ void pack_int4g(const uint16_t* source, size_t row_pitch, int rows, int k, uint8
       const int group = k0 % Int4g::kBlock / Int4g::kGroup;
       float w[Int4g::kGroup];
       read_group(row, empty ? 0 : k, k0, w);
-      const int step = empty ? 1 : best_step<kScales>(w, d).step;
+      constexpr bool kSearch = kScales == Scales::searched;
+      const int step = empty ? 1 : best_step<kSearch ? Cost::root : Cost::one, kSearch>(w, d).step;
       const float inverse = empty ? 0.0f : 1.0f / (d * static_cast<float>(step));
       uint8_t q[Int4g::kGroup];
       for (int i = 0; i < Int4g::kGroup; ++i) q[i] = static_cast<uint8_t>(nibble(w[i] * inverse) + Int4g::kOffset);

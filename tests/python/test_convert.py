@@ -96,7 +96,7 @@ def test_the_report_gives_the_errors_of_the_weights(quant_method, tmp_path):
         worst = max(tensors, key=lambda key: tensors[key][0] / tensors[key][1])
         assert tuple(report["worst"][0][key] for key in ("layer", "projection", "expert")) == worst
         assert len(report["worst"]) == 10
-    most = {"int8": 1.02, "int4": 0.95, "int4g": 1.0}[quant_method]  # int8 and int4 make another error least
+    most = {"int8": 1.02, "int4": 0.95, "int4g": 1.02}[quant_method]  # a search makes another error least
     assert searched.quality["error"]["all"] < most * largest.quality["error"]["all"]
 
 
