@@ -1,5 +1,9 @@
 """`kt quant` and scripts/convert_cpu_weights.py: the same conversion under two sets of options."""
 
+import contextlib
+import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +45,24 @@ def test_defaults(model, capsys):
     for layer in LAYERS:
         assert f"\nlayer {layer}: " in told
     assert "12 of 12 experts, 0:00:00 left" in told
+
+
+def test_a_terminal_gets_a_bar_with_the_time_left(model):
+    leader, follower = pty.openpty()
+    code = f"from kt_kernel.cli.main import main; main(['quant', {str(model)!r}, '-m', 'int4g'])"
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen([sys.executable, "-c", code], stderr=follower, env=environment) as process:
+        os.close(follower)
+        shown = b""
+        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+            while block := os.read(leader, 4096):
+                shown += block
+    os.close(leader)
+    assert process.returncode == 0
+    assert b"converting" in shown
+    assert b"12/12 experts" in re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown)
+    assert b"left:" in shown
+    assert b"layer 4: " in shown
 
 
 def test_the_script_takes_the_options_of_the_readmes_and_writes_the_same(model, tmp_path):
