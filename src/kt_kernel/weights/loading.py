@@ -17,7 +17,7 @@ from kt_kernel.weights.converting import convert_layer
 from kt_kernel.weights.detect import Kind, locate
 from kt_kernel.weights.experts import Experts, Sizes
 from kt_kernel.weights.progress import Progress, Report
-from kt_kernel.weights.released import MergedExperts, TreeExperts, check_layout
+from kt_kernel.weights.released import MergedExperts, ReleasedExperts, TreeExperts, check_layout
 from kt_kernel.weights.store import StoredLayer
 from kt_kernel.weights.tensor_files import TensorFiles
 from kt_kernel.weights.tensors import TensorExperts
@@ -45,10 +45,10 @@ def load_layer(
     """
     _check_format(layer, method)
     kind, source = locate(Path(path), layer_idx)
-    if kind in (Kind.TREE, Kind.MERGED):
-        check_layout(path, method)
     with _open_experts(kind, source, layer_idx, layer.format, Sizes.of(layer)) as experts:
         _check_biases(layer, experts)
+        if isinstance(experts, ReleasedExperts):
+            check_layout(experts.where, method)
         slots = _slots(layer, experts, physical_to_logical, skip)
         kept = None if store is None else StoredLayer(Path(store), layer, Path(path), layer_idx, source, experts.count)
         if kept is not None and kept.read(slots, progress):
