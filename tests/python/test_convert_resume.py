@@ -127,6 +127,7 @@ def test_another_method_or_source_is_not_mixed_in(tmp_path):
     with pytest.raises(ConvertError, match="holds a conversion with another source_files"):
         run(source, out)
     assert contents(out) == before
+    (out / "layer-00009.safetensors").write_bytes(b"of a larger model")
     outcome, _ = run(source, out, "int4", overwrite=True)
     assert outcome.converted == list(LAYERS)
     run(source, tmp_path / "fresh", "int4")

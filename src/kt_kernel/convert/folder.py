@@ -77,7 +77,8 @@ class OutputFolder:
     def _read(self, overwrite: bool) -> None:
         manifest = self.path / MANIFEST
         if overwrite:
-            for name in (MANIFEST, QUALITY, INDEX, SUMS):
+            layers = [file.name for file in self.path.glob("layer-[0-9]*.safetensors")]
+            for name in (MANIFEST, QUALITY, INDEX, SUMS, *layers):
                 (self.path / name).unlink(missing_ok=True)
         if not manifest.exists():
             others = sorted(file.name for file in self.path.glob("*.safetensors"))
