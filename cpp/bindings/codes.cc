@@ -105,15 +105,22 @@ nb::ndarray<nb::numpy, T> new_array(std::initializer_list<size_t> shape, T** dat
   return nb::ndarray<nb::numpy, T>(*data, shape, owner);
 }
 
-nb::tuple quantise(kt::Pool& pool, const std::string& format_name, const Array& matrix) {
-  const kt::Format format = format_of(format_name);
+// The layout of the codes of a bf16 matrix.
+const kt::CodeLayout& check_matrix(const Array& matrix, kt::Format format) {
   const bool bits = holds(matrix, dtype_code::UInt, 16), bfloat = holds(matrix, dtype_code::Bfloat, 16);
   if (!bits && !bfloat) throw nb::type_error("the matrix must hold bf16 (or its bits as uint16)");
   if (matrix.ndim() != 2 || matrix.size() == 0 || matrix.shape(0) > INT_MAX / 2 || matrix.shape(1) > INT_MAX / 2) {
     throw nb::value_error(("quantise needs a matrix; this array has shape " + shape_of(matrix)).c_str());
   }
   const kt::CodeLayout* layout = kt::code_layout("rows", kt::code_bits(format));
-  if (!layout) throw nb::value_error(("weights of " + format_name + " are not quantised").c_str());
+  if (!layout)
+    throw nb::value_error((std::string("weights of ") + kt::format_name(format) + " are not quantised").c_str());
+  return *layout;
+}
+
+nb::tuple quantise(kt::Pool* pool, const std::string& format_name, const Array& matrix, bool search) {
+  const kt::Format format = format_of(format_name);
+  const kt::CodeLayout* layout = &check_matrix(matrix, format);
   const size_t rows = matrix.shape(0), k = matrix.shape(1), row_bytes = layout->bytes(1, static_cast<int>(k));
   kt::QuantisedRows out{};
   nb::object codes;
@@ -128,11 +135,24 @@ nb::tuple quantise(kt::Pool& pool, const std::string& format_name, const Array& 
   const size_t groups = kt::div_up(static_cast<int>(k), kt::Int4g::kGroup);
   const auto steps = new_array<uint8_t>({kt::has_steps(format) ? rows : 0, groups}, &out.steps);
   raise_of([&] {
-    return kt::quantise(pool, *kt::active(), format, static_cast<const uint16_t*>(matrix.data()),
+    return kt::quantise(pool, *kt::active(), format, search, static_cast<const uint16_t*>(matrix.data()),
                         static_cast<int>(rows), static_cast<int>(k), out);
   });
   if (kt::has_steps(format)) return nb::make_tuple(codes, scales, steps);
   return nb::make_tuple(codes, scales);
+}
+
+nb::tuple squared_error(const std::string& format_name, const Array& matrix, const Part& coded) {
+  const kt::Format format = format_of(format_name);
+  const kt::CodeLayout& layout = check_matrix(matrix, format);
+  const int rows = static_cast<int>(matrix.shape(0)), k = static_cast<int>(matrix.shape(1));
+  const kt::CodedPart part = parts_of("the matrix", {coded}, format, layout, rows, k).front();
+  kt::SquaredError sum{};
+  {
+    nb::gil_scoped_release released;
+    sum = kt::squared_error(format, static_cast<const uint16_t*>(matrix.data()), rows, k, part);
+  }
+  return nb::make_tuple(sum.error, sum.weight);
 }
 
 }  // namespace
@@ -164,10 +184,11 @@ void bind_codes(nb::module_& m, nb::class_<kt::Layer>& layer) {
       .def_prop_ro("group_size", [](const kt::Layer& l) { return l.config().group; })
       .def_prop_ro("biases", [](const kt::Layer& l) { return l.config().biases; })
       .def_prop_ro("pool", [](const kt::Layer& l) -> kt::Pool& { return l.pool(); }, nb::rv_policy::reference);
-  m.def("quantise", &quantise, "pool"_a, "format"_a, "matrix"_a,
+  m.def("quantise", &quantise, "pool"_a.none(), "format"_a, "matrix"_a, nb::kw_only(), "search"_a = false,
         "(codes, scales) of a bf16 matrix [N, K], or (codes, scales, steps) for int4g: what load_expert would pack on "
-        "one "
-        "node. Codes are int8 [N, K], or uint8 [N, ceil(K / 2)] with code + 8 of even k in the low nibble; scales are "
-        "f32 "
-        "[N], steps uint8 [N, ceil(K / 32)].");
+        "one node; with search, with scales of least error. Codes are int8 [N, K], or uint8 [N, ceil(K / "
+        "2)] with code + 8 of even k in the low nibble; scales are f32 [N], steps uint8 [N, ceil(K / 32)]. Without a "
+        "pool the calling thread does it.");
+  m.def("squared_error", &squared_error, "format"_a, "matrix"_a, "coded"_a,
+        "(sum of (w - decoded)^2, sum of w^2) of a bf16 matrix and what quantise made of it.");
 }

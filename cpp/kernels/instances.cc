@@ -121,7 +121,7 @@ constexpr int kManyRowsSpan = kActGroup;
 
 template <GroupedKind kKind>
 constexpr FormatKernels grouped() {
-  return {ActKind::bf16, gemm_grouped<FloatTiles, Grouped<kKind>>, nullptr};
+  return {ActKind::bf16, gemm_grouped<FloatTiles, Grouped<kKind>>, nullptr, nullptr};
 }
 
 // Types of GGUF.
@@ -180,10 +180,11 @@ constexpr Expandable::Expand to_bytes() {
 }
 
 // KT_TYPES(X): X(type), in the order of KT_FORMATS.
-#define KT_TYPES(X)                                                                                             \
-  X(q4_0)                                                                                                       \
-  X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(tq2_0) X(tq1_0) \
-      X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s)
+#define KT_TYPES(X)                                                                                              \
+  X(q4_0)                                                                                                        \
+  X(q4_1)                                                                                                        \
+  X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(tq2_0) X(tq1_0) X(iq1_s) \
+      X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s)
 
 Expandable expandable(Format format) {
   const GroupedKind& kind = *grouped_kind(format);
@@ -226,7 +227,7 @@ void gemm_type(const GemmArgs& g) {
 
 template <Format kFormat>
 constexpr FormatKernels type() {
-  return {ActKind::bf16, gemm_type<kFormat>, nullptr};
+  return {ActKind::bf16, gemm_type<kFormat>, nullptr, nullptr};
 }
 
 size_t scratch_bytes(int k, int n_panels) {
@@ -254,10 +255,11 @@ size_t scratch_bytes(int k, int n_panels) {
 
 constexpr IsaTable kTable = {
     KT_ISA_NAME,
-    {{ActKind::bf16, gemm<FloatCore, FloatTiles, Bf16>, pack_bf16},
-     {kInt8Act, gemm<Int8Core, IntTiles, Int8>, pack_int8},
-     {ActKind::s8, gemm<Int4Core, IntTiles, Int4>, pack_int4},
-     {ActKind::s8, gemm<Int4Core, IntTiles, Int4g, Int4gFewRows>, pack_int4g},
+    {{ActKind::bf16, gemm<FloatCore, FloatTiles, Bf16>, pack_bf16, nullptr},
+     {kInt8Act, gemm<Int8Core, IntTiles, Int8>, pack_int8<ScaleChoice::largest>, pack_int8<ScaleChoice::searched>},
+     {ActKind::s8, gemm<Int4Core, IntTiles, Int4>, pack_int4<ScaleChoice::largest>, pack_int4<ScaleChoice::searched>},
+     {ActKind::s8, gemm<Int4Core, IntTiles, Int4g, Int4gFewRows>, pack_int4g<ScaleChoice::largest>,
+      pack_int4g<ScaleChoice::searched>},
      grouped<kFp8>(),
      grouped<kFp8c>(),
      grouped<kMxfp8>(),

@@ -83,7 +83,10 @@ struct FormatKernels {
   void (*gemm)(const GemmArgs& args);
   // Packs rows (<= 16) x k bf16 values, row r at source + r * row_pitch (in elements), into one panel. Null for
   // formats that keep the codes of a file.
-  void (*pack)(const uint16_t* source, size_t row_pitch, int rows, int k, uint8_t* panel);
+  using Pack = void (*)(const uint16_t* source, size_t row_pitch, int rows, int k, uint8_t* panel);
+  Pack pack;
+  // The same, with scales searched for the least error of each row. Null where there are no scales to choose.
+  Pack pack_searched;
 };
 
 struct IsaTable {

@@ -1,5 +1,6 @@
 // Packing and decoding: what each format promises about its rounding, its padding and its size.
 #include <memory>
+#include <utility>
 
 #include "check.h"
 #include "guarded.h"
@@ -18,11 +19,13 @@ constexpr int kQuantised = static_cast<int>(Format::fp8);
 
 using Panel = Guarded<uint8_t>;
 
-std::unique_ptr<Panel> pack(const kt::IsaTable& table, Format format, const Guarded<uint16_t>& source, int rows,
-                            int k) {
-  kt_test::now_running("pack %s %s rows=%d k=%d", table.name, kt::format_name(format), rows, k);
+std::unique_ptr<Panel> pack(const kt::IsaTable& table, Format format, const Guarded<uint16_t>& source, int rows, int k,
+                            bool search = false) {
+  kt_test::now_running("pack%s %s %s rows=%d k=%d", search ? "_searched" : "", table.name, kt::format_name(format),
+                       rows, k);
   auto panel = std::make_unique<Panel>(kt::panel_bytes(format, k));
-  table.formats[static_cast<int>(format)].pack(source.data(), k, rows, k, panel->data());
+  const kt::FormatKernels& kernels = table.formats[static_cast<int>(format)];
+  (search ? kernels.pack_searched : kernels.pack)(source.data(), k, rows, k, panel->data());
   KT_CHECK(panel->front_intact());
   return panel;
 }
@@ -30,12 +33,12 @@ std::unique_ptr<Panel> pack(const kt::IsaTable& table, Format format, const Guar
 const kt::IsaTable& any_table() { return *kt_test::variants().run.front().table; }
 
 // Weights of one row; out of 16 rows this one is row 9.
-std::vector<float> round_trip(Format format, const std::vector<float>& row) {
+std::vector<float> round_trip(Format format, const std::vector<float>& row, bool search = false) {
   const int k = static_cast<int>(row.size());
   Guarded<uint16_t> source(16 * row.size());
   for (uint16_t& x : source) x = kt::f32_to_bf16(1.0f);
   for (int i = 0; i < k; ++i) source[9 * row.size() + i] = kt::f32_to_bf16(row[i]);
-  const auto panel = pack(any_table(), format, source, 16, k);
+  const auto panel = pack(any_table(), format, source, 16, k, search);
   std::vector<float> decoded(16 * row.size());
   kt::decode_panel(format, panel->data(), k, k, decoded.data());
   return {decoded.begin() + 9 * k, decoded.begin() + 10 * k};
@@ -85,27 +88,74 @@ KT_TEST(panel_sizes) {
 // A file packed on one machine is right on every other.
 KT_TEST(every_variant_packs_the_same_bytes_and_padding_decodes_to_zero) {
   Random random(1);
+  const auto check = [](Format format, bool search, const Guarded<uint16_t>& source, int rows, int k) {
+    const auto first = pack(any_table(), format, source, rows, k, search);
+    for (const auto& v : kt_test::variants().run) {
+      const auto other = pack(*v.table, format, source, rows, k, search);
+      if (std::memcmp(first->data(), other->data(), first->bytes()) != 0) {
+        kt_test::fail(__FILE__, __LINE__, std::string(kt_test::running) + ": other bytes than " + any_table().name);
+      }
+    }
+    const int depth = kt::padded_depth(k);
+    std::vector<float> decoded(static_cast<size_t>(16) * depth);
+    kt::decode_panel(format, first->data(), k, depth, decoded.data());
+    bool zero = true;
+    for (int n = 0; n < 16; ++n) {
+      for (int i = n < rows ? k : 0; i < depth; ++i) zero &= decoded[static_cast<size_t>(n) * depth + i] == 0.0f;
+    }
+    KT_CHECK(zero);
+  };
   for (int k : kDepths) {
     for (int rows : {1, 5, 15, 16}) {
       Guarded<uint16_t> source(static_cast<size_t>(rows) * k);
       kt_test::fill_gaussian_bf16(source, random);
       for (int f = 0; f < kQuantised; ++f) {
-        const auto format = static_cast<Format>(f);
-        const auto first = pack(any_table(), format, source, rows, k);
-        for (const auto& v : kt_test::variants().run) {
-          const auto other = pack(*v.table, format, source, rows, k);
-          if (std::memcmp(first->data(), other->data(), first->bytes()) != 0) {
-            kt_test::fail(__FILE__, __LINE__, std::string(kt_test::running) + ": other bytes than " + any_table().name);
-          }
+        check(static_cast<Format>(f), false, source, rows, k);
+        if (f != static_cast<int>(Format::bf16)) check(static_cast<Format>(f), true, source, rows, k);
+      }
+    }
+  }
+}
+
+// What a search makes least: errors times the size of the weight, or its root.
+static double search_error(Format format, const std::vector<float>& row, bool search) {
+  const std::vector<float> found = round_trip(format, row, search);
+  double sum = 0;
+  for (size_t i = 0; i < row.size(); ++i) {
+    const double e = static_cast<double>(row[i]) - found[i];
+    sum += e * e * std::pow(std::fabs(row[i]), format == Format::int4g ? 0.5 : 1.0);
+  }
+  return sum;
+}
+
+// Never worse than the scales of the largest weights, but for the rounding of sums and, of int4, of codes, which are
+// rounded twice with those; and much better where one scale serves a whole row with few levels.
+KT_TEST(searched_scales_have_less_error) {
+  Random random(11);
+  for (const auto& [format, most] : {std::pair{Format::int8, 1.0}, {Format::int4, 0.8}, {Format::int4g, 1.0}}) {
+    for (int k : {64, 1000, 2048}) {
+      std::vector<float> row = gaussian_row(k, random);
+      const auto ratio = [&] { return search_error(format, row, true) / search_error(format, row, false); };
+      KT_CHECK(ratio() <= (k == 2048 ? most : 1.01) + 1e-2);
+      row[k / 2] = 3 * largest(row);
+      KT_CHECK(ratio() <= (k == 2048 ? most : 1.01) + 1e-2);
+    }
+  }
+}
+
+// Rows of nothing, of one weight, of numbers whose squares vanish or overflow: as without a search, or better.
+KT_TEST(a_search_survives_extreme_rows) {
+  for (int f = static_cast<int>(Format::int8); f < kQuantised; ++f) {
+    const auto format = static_cast<Format>(f);
+    for (float size : {0.0f, 1e-40f, 1e-30f, 1e-20f, 1.0f, 1e20f, 3e38f}) {
+      for (int count : {1, 40}) {
+        std::vector<float> row(96, 0.0f);
+        for (int i = 0; i < count; ++i) row[2 * i] = kt::bf16_to_f32(kt::f32_to_bf16(i % 2 ? -size : size * 0.75f));
+        const std::vector<float> found = round_trip(format, row, true);
+        const float limit = format == Format::int8 ? 0.01f : 0.15f;
+        for (size_t i = 0; i < row.size(); ++i) {
+          KT_CHECK(std::fabs(found[i] - row[i]) <= limit * largest(row) + 1e-37f);
         }
-        const int depth = kt::padded_depth(k);
-        std::vector<float> decoded(static_cast<size_t>(16) * depth);
-        kt::decode_panel(format, first->data(), k, depth, decoded.data());
-        bool zero = true;
-        for (int n = 0; n < 16; ++n) {
-          for (int i = n < rows ? k : 0; i < depth; ++i) zero &= decoded[static_cast<size_t>(n) * depth + i] == 0.0f;
-        }
-        KT_CHECK(zero);
       }
     }
   }

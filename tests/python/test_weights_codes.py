@@ -98,6 +98,41 @@ def test_quantise_follows_its_formula(weight_format, shape, threads):
         assert (coded[0][:, -1] >> 4 == 8).all()  # the nibble that stands for nothing is a 0
 
 
+@pytest.mark.parametrize("search", [False, True])
+@pytest.mark.parametrize("weight_format", CODED)
+def test_a_pool_is_not_needed_and_changes_nothing(weight_format, search):
+    matrix = to_bf16(np.random.default_rng(4).standard_normal((100, 257)))
+    alone = _core.quantise(None, weight_format, matrix, search=search)
+    for threads in ((1,), (3,), (1, 2)):
+        together = _core.quantise(shared_pool(threads), weight_format, matrix, search=search)
+        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 33), (17, 65), (20, 1000)])
+@pytest.mark.parametrize("weight_format", CODED)
+def test_searched_scales_err_less_and_the_error_is_what_it_says(weight_format, shape):
+    matrix = to_bf16(np.random.default_rng(5).standard_normal(shape))
+    exact = from_bf16(matrix).astype(np.float64)
+    found = []
+    for search in (False, True):
+        coded = _core.quantise(None, weight_format, matrix, search=search)
+        error, weight = _core.squared_error(weight_format, matrix, coded)
+        squares = (meaning(weight_format, coded, shape[1]) - exact) ** 2
+        found.append((squares * np.abs(exact) ** (0.5 if weight_format == "int4g" else 1)).sum())
+        assert error == pytest.approx(squares.sum(), rel=1e-4, abs=1e-12)
+        assert weight == pytest.approx((exact**2).sum(), rel=1e-5)
+    assert found[1] <= found[0] * 1.01 + 1e-12  # the root of int4g is within 6 %
+
+
+@pytest.mark.parametrize("bits", [0x7FC0, 0x7F80, 0xFF80])
+@pytest.mark.parametrize("weight_format", CODED)
+def test_the_error_of_what_is_no_number_is_none(weight_format, bits):
+    matrix = to_bf16(np.random.default_rng(6).standard_normal((5, 70)))
+    matrix[3, 66] = bits
+    error, weight = _core.squared_error(weight_format, matrix, _core.quantise(None, weight_format, matrix, search=True))
+    assert not np.isfinite(error + weight)
+
+
 @pytest.mark.parametrize("weight_format", CODED)
 def test_torch_and_strided_matrices_are_quantised_alike(weight_format):
     torch = pytest.importorskip("torch")

@@ -5,13 +5,20 @@ import json
 import numpy as np
 import pytest
 from encoded_weights import E2M1, E8M0
-from layer_reference import Activation, Shape, random_biases, shared_pool, to_bf16
+from layer_reference import Activation, Shape, random_batch, random_biases, shared_pool, to_bf16
 from weight_files import checkpoint_tensors, decoded, originals, same, write_safetensors
-from wrapper_cases import assert_right, batch, make, tensors
+from wrapper_cases import assert_right, batch, make, tensors, torch
 
 from kt_kernel import _core
 from kt_kernel.methods import GROUP_SIZES, format_of
-from kt_kernel.weights import MissingTensorError, find_method, load_layer, model_config, save_layer
+from kt_kernel.weights import (
+    MissingTensorError,
+    find_method,
+    load_layer,
+    load_layer_from_tensors,
+    model_config,
+    save_layer,
+)
 
 SHAPE = Shape(experts=3, top_k=2, hidden=64, intermediate=160)
 BASE = "model.layers.7.mlp.experts"
@@ -130,11 +137,38 @@ def test_methods(tmp_path):
     assert find_method(write(tmp_path / "mxfp4", mxfp4(np.random.default_rng(0))[0]), 7, 64, 160) == "MXFP4"
 
 
-def test_experts_with_biases_are_not_converted(tmp_path):
-    write(tmp_path, plain())
-    with pytest.raises(ValueError, match="the experts have biases, which converted files do not hold"):
-        save_layer(shared_pool((1,)), "AMXINT4", tmp_path, 7, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("stored", ["plain", "mxfp4"])
+@pytest.mark.parametrize("method", ["AMXINT8", "AMXINT4", "INT4G"])
+def test_converted_experts_keep_their_biases(method, stored, tmp_path):
+    """A wrapper of the converted folder computes what one of the source does, to the bit, without being told more."""
+    found = plain() if stored == "plain" else mxfp4(np.random.default_rng(0), 130)[0]
+    config = {"model_type": "gpt_oss", "swiglu_limit": 0.5, "swiglu_alpha": 1.5}
+    source = write(tmp_path / "source", found, **config)
+    converted = write(tmp_path / "out", {}, **config)
+    (converted / "model.safetensors").unlink()
+    save_layer(shared_pool((1,)), method, source, 7, converted)
+    outputs = []
+    for path, asked in ((source, method), (converted, "auto")):
+        wrapper = make(SHAPE, layer_idx=7, weight_path=path, method=asked)
+        wrapper.load_weights([2, 0, 1])
+        outputs.append(wrapper.forward(*batch(SHAPE, 7)))
+    assert torch.equal(*outputs)
+
+
+def test_saved_tensors_keep_their_biases(tmp_path):
+    gate, up, down = (np.stack(matrices) for matrices in zip(*originals(SHAPE), strict=True))
+    biases = [np.stack(of) for of in zip(*BIASES, strict=True)]
+    first, second = layer(method="INT4G"), layer(method="INT4G")
+    load_layer_from_tensors(first, "INT4G", gate, up, down, save_to=tmp_path, layer_idx=7, biases=biases)
+    load_layer(second, "INT4G", tmp_path, 7)
+    x, ids, weights = random_batch(SHAPE, 5)
+    outputs = []
+    for made in (first, second):
+        outputs.append(np.empty((5, SHAPE.hidden), np.uint16))
+        made.forward(5, ids.ctypes.data, weights.ctypes.data, x.ctypes.data, outputs[-1].ctypes.data)
+    assert np.array_equal(*outputs)
+    with pytest.raises(ValueError, match="the experts have biases, and this layer was made without"):
+        load_layer(layer(biases=False, method="INT4G"), "INT4G", tmp_path, 7)
 
 
 def test_biases_and_layers_that_do_not_fit(tmp_path):
@@ -212,9 +246,11 @@ def test_tensors_with_biases(tmp_path):
         wrapper.load_weights_from_tensors(*tensors(SHAPE), biases=(gates, ups, downs.astype(np.float64)))
     with pytest.raises(ValueError, match="the tensors: the experts have biases, and this layer was made without"):
         make(SHAPE).load_weights_from_tensors(*tensors(SHAPE), biases=(gates, ups, downs))
-    saving = make(SHAPE, "AMXINT4", biases=True, cpu_save=True, weight_path=tmp_path)
-    with pytest.raises(ValueError, match="which converted files do not hold"):
-        saving.load_weights_from_tensors(*tensors(SHAPE), biases=(gates, ups, downs))
+    options = {"layer_idx": 7, "biases": True, "activation": "swigluoai", "weight_path": tmp_path}
+    saving, loading = make(SHAPE, "AMXINT4", cpu_save=True, **options), make(SHAPE, "AMXINT4", **options)
+    saving.load_weights_from_tensors(*tensors(SHAPE), biases=(gates, ups, downs))
+    loading.load_weights()
+    assert torch.equal(saving.forward(*tokens), loading.forward(*tokens))
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_tree_that_is_incomplete(tmp_path):
     with pytest.raises(ValueError, match="are the same weights; remove one"):
         load_layer(layer, "AMXINT8", path, LAYER)
     for file in [*path.glob("_layer_3/_numa_*/*")]:
-        file.rename(file.with_name("MOE_" + file.name))
+        file.rename(file.with_name("OTHER_" + file.name))
     with pytest.raises(FileNotFoundError, match=r"no INT8_\*.kt or INT4_\*.kt"):
         load_layer(layer, "AMXINT8", path, LAYER)
 
@@ -155,3 +155,19 @@ def test_merged_files_that_lack_a_tensor(tmp_path):
         load_layer(make_layer(shape, "int8"), "AMXINT8", path, LAYER)
     with pytest.raises(MissingTensorError, match=r"no experts of layer 9 .* experts of the layers 3\.\.3"):
         load_layer(make_layer(shape, "int8"), "AMXINT8", path, 9)
+
+
+@pytest.mark.parametrize("kind", ["merged", "tree"])
+@pytest.mark.parametrize("weight_format", ["int8", "int4"])
+def test_what_a_vendors_library_reordered_is_refused(weight_format, kind, tmp_path):
+    """Merged files of MOE_INT8 look like those of AMXINT8: what the user calls them must decide."""
+    shape, method = shape_for(weight_format, 1), f"MOE_{weight_format.upper()}"
+    folder = write(kind, ReleasedLayer(shape, weight_format, 1), tmp_path)
+    message = rf"wrote weights for {method} as a library .*kt quant --quant-method {method.lower()}.*AMXINT"
+    with pytest.raises(ValueError, match=message):
+        load_layer(make_layer(shape, weight_format), method, folder, LAYER)
+    if kind == "tree":
+        for path in sorted(folder.rglob("*.kt")):
+            path.rename(path.with_name(f"MOE_{path.name}"))
+        with pytest.raises(ValueError, match=message):
+            load_layer(make_layer(shape, weight_format), METHODS[weight_format], folder, LAYER)

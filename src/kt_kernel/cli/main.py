@@ -5,7 +5,7 @@ import sys
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench
+from kt_kernel.cli import bench, quant
 
 app = typer.Typer(
     help="Mixture-of-Experts layers on the CPU.",
@@ -14,6 +14,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app, name="bench")
+app.command("quant")(quant.quant)
 
 
 def _print_version(wanted: bool) -> None:

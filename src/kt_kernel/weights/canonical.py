@@ -4,7 +4,8 @@ layer-{L:05d}.safetensors holds, per expert e and projection p, blk.{L}.ffn_{p}_
   .weight  int8: I8 [N, K]; int4 and int4g: U8 [N, ceil(K / 2)], even k in the low nibble, code + 8
   .scale   F32 [N]
   .steps   int4g only: U8 [N, ceil(K / 32)]
-Experts are in logical order. All scales come first, so that they are aligned; then expert by expert the rest.
+  .bias    F32 [N], of experts that have biases
+Experts are in logical order. All floats come first, so that they are aligned; then expert by expert the rest.
 """
 
 from itertools import count
@@ -56,6 +57,14 @@ def tensors_of(weight_format: str, rows: int, depth: int) -> list[Tensor]:
     return tensors
 
 
+def bias_of(rows: int) -> Tensor:
+    return Tensor("bias", "F32", (rows,))
+
+
+def has_biases(files: TensorFiles, layer_idx: int) -> bool:
+    return tensor_name(layer_idx, "gate", 0, "bias") in files
+
+
 def stored_format(files: TensorFiles, layer_idx: int) -> str:
     """What the file of a layer says its codes are."""
     first = tensor_name(layer_idx, "gate", 0, "weight")
@@ -74,8 +83,6 @@ def stored_format(files: TensorFiles, layer_idx: int) -> str:
 
 
 class CanonicalExperts:
-    biases = False
-
     def __init__(self, files: TensorFiles, layer_idx: int, weight_format: str, sizes: Sizes):
         self._files, self._layer_idx, self._format, self._sizes = files, layer_idx, weight_format, sizes
         first = tensor_name(layer_idx, "gate", 0, "weight")
@@ -84,6 +91,7 @@ class CanonicalExperts:
         if stored != weight_format:
             raise wrong_method(self.where, stored, weight_format)
         self.count = count_consecutive(tensor_name(layer_idx, "gate", e, "weight") in files for e in count())
+        self.biases = has_biases(files, layer_idx)
 
     def coded(self, projection: str, expert: int) -> Coded:
         return tuple(
@@ -95,6 +103,12 @@ class CanonicalExperts:
 
     def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
         layer.load_codes(slot, *([self.coded(projection, expert)] for projection in PROJECTIONS))
+        if self.biases:
+            layer.load_biases(slot, *(self._bias(projection, expert) for projection in PROJECTIONS))
+
+    def _bias(self, projection: str, expert: int) -> np.ndarray:
+        bias = bias_of(self._sizes.shape(projection)[0])
+        return self._files.array(tensor_name(self._layer_idx, projection, expert, bias.kind), (bias.dtype,), bias.shape)
 
     def will_need(self, expert: int) -> None:
         self._files.will_need(tensor_name(self._layer_idx, p, expert, "weight") for p in PROJECTIONS)

@@ -214,8 +214,12 @@ class CheckpointExperts:
         else:
             layer.load_expert(slot, *self.matrices(expert))
         if self.biases:
-            order, names = self._layout.alternating, self._names(expert)
-            layer.load_biases(slot, *biases.read(self._files, names, self.sizes, self.count, expert, order))
+            layer.load_biases(slot, *self.bias_vectors(expert))
+
+    def bias_vectors(self, expert: int) -> list[np.ndarray]:
+        """f32 gate, up and down, of experts that have biases."""
+        order, names = self._layout.alternating, self._names(expert)
+        return biases.read(self._files, names, self.sizes, self.count, expert, order)
 
     def _load_as_it_is(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
         target = Target(layer.format, layer.group_size)

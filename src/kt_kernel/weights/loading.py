@@ -13,15 +13,15 @@ from kt_kernel import _core
 from kt_kernel.methods import KEPT_FORMATS, LLAMAFILE, fits, format_of
 from kt_kernel.weights.canonical import CanonicalExperts, Coded
 from kt_kernel.weights.checkpoint import CheckpointExperts
+from kt_kernel.weights.converting import convert_layer
 from kt_kernel.weights.detect import Kind, Source, holds_only_gguf, locate
 from kt_kernel.weights.experts import Experts, Sizes
 from kt_kernel.weights.gguf_experts import GgufExperts
 from kt_kernel.weights.progress import Progress, Report
-from kt_kernel.weights.released import MergedExperts, TreeExperts
+from kt_kernel.weights.released import MergedExperts, ReleasedExperts, TreeExperts, check_layout
 from kt_kernel.weights.store import StoredLayer
 from kt_kernel.weights.tensor_files import TensorFiles
 from kt_kernel.weights.tensors import TensorExperts
-from kt_kernel.weights.writer import LayerWriter
 
 StrPath = str | os.PathLike[str]
 
@@ -49,6 +49,8 @@ def load_layer(
     kind, source = locate(Path(path), layer_idx, method)
     with _open_experts(kind, source, layer_idx, layer.format, Sizes.of(layer)) as experts:
         _check_biases(layer, experts)
+        if isinstance(experts, ReleasedExperts):
+            check_layout(experts.where, method)
         slots = _slots(layer, experts, physical_to_logical, skip)
         kept = None if store is None else StoredLayer(Path(store), layer, Path(path), layer_idx, source, experts.count)
         if kept is not None and kept.read(slots, progress):
@@ -111,8 +113,12 @@ def load_layer_from_tensors(
     def keep(expert: int, coded: list[Coded]) -> None:
         for slot in slots.get(expert, ()):
             layer.load_codes(slot, *([projection] for projection in coded))
+            if experts.biases:
+                layer.load_biases(slot, *experts.bias_vectors(expert))
 
-    return _convert(layer.pool, method, experts, Path(save_to), layer_idx, progress, keep)
+    return convert_layer(
+        experts, method, Path(save_to), layer_idx, pool=layer.pool, progress=progress, finished=keep
+    ).path
 
 
 def save_layer(
@@ -127,26 +133,14 @@ def save_layer(
     if holds_only_gguf(Path(path)):
         raise ValueError(f"{path} holds GGUF files: method {LLAMAFILE} loads them as they are, none can be converted")
     with CheckpointExperts(TensorFiles(Path(path)), layer_idx) as experts:
-        return _convert(pool, method, experts, Path(save_to), layer_idx, progress, lambda *_: experts.forget())
-
-
-def _convert(pool, method, experts, folder: Path, layer_idx: int, progress: Report | None, keep) -> Path:
-    """Quantises all experts into a file; keep(expert, coded) sees each of them."""
-    weight_format = None if method == LLAMAFILE else format_of(method)
-    if weight_format in (None, "bf16") or weight_format in KEPT_FORMATS:
-        raise ValueError(f"method {method} keeps weights as they are: there is nothing to convert or to save")
-    if experts.biases:
-        raise ValueError(
-            f"{experts.where}: the experts have biases, which converted files do not hold: load them as they are"
-        )
-    writer = LayerWriter(folder, layer_idx, weight_format, experts.count, experts.sizes)
-    with writer, Progress(f"layer {layer_idx}", experts.count, progress) as bar:
-        for expert in range(experts.count):
-            coded = [_core.quantise(pool, weight_format, matrix) for matrix in experts.matrices(expert)]
-            writer.write(expert, coded)
-            keep(expert, coded)
-            bar.advance()
-    return writer.path
+        return convert_layer(
+            experts,
+            method,
+            Path(save_to),
+            layer_idx,
+            threads=pool.threads,
+            progress=progress,
+        ).path
 
 
 def _check_format(layer: "_core.MoELayer", method: str) -> None:

@@ -20,6 +20,17 @@ from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
 _CODES_PER_BYTE = {"int8": 1, "int4": 2}
 
 
+def check_layout(where: object, name: str) -> None:
+    """Of a method, or of a file: these hold what a library made, which merged files do not tell."""
+    if name.startswith("MOE_INT"):
+        method = name[: len("MOE_INT8")]
+        raise ValueError(
+            f"{where}: kt-kernel 0.4 to 0.7 wrote weights for {method} as a library of the vendor reorders them (BLIS, "
+            f"KML), which only that library reads: convert the original model, with 'kt quant --quant-method "
+            f"{method.lower()}'. If these were converted with int8 or int4 they are for {method.replace('MOE_', 'AMX')}"
+        )
+
+
 class ReleasedExperts(ABC):
     """What both forms share: subclasses know where a part lies."""
 
@@ -144,6 +155,7 @@ class TreeExperts(ReleasedExperts):
         for part in range(self.parts):
             for path in sorted((self._folder / f"_numa_{part}").iterdir()):
                 if (match := self._NAME.fullmatch(path.name)) is None:
+                    check_layout(self.where, path.name)
                     continue
                 if match[1].lower() != self._format:
                     others.add(match[1].lower())

@@ -1,5 +1,7 @@
 """Experts that are in memory already."""
 
+import numpy as np
+
 from kt_kernel import _core
 from kt_kernel.weights.experts import PROJECTIONS, Sizes
 from kt_kernel.weights.floats import to_bf16, to_f32_exactly
@@ -33,9 +35,19 @@ class TensorExperts:
 
     def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
         layer.load_expert(slot, *self.matrices(expert))
-        if self._biases is not None:
-            named = zip(PROJECTIONS, self._biases, strict=True)
-            layer.load_biases(slot, *(to_f32_exactly(bias[expert], f"{name}_bias") for name, bias in named))
+        if self.biases:
+            layer.load_biases(slot, *self.bias_vectors(expert))
+
+    def will_need(self, expert: int) -> None:
+        """It is there."""
+
+    def forget(self) -> None:
+        """The tensors are the caller's."""
+
+    def bias_vectors(self, expert: int) -> list[np.ndarray]:
+        """f32 gate, up and down, of experts that have biases."""
+        named = zip(PROJECTIONS, self._biases, strict=True)
+        return [to_f32_exactly(bias[expert], f"{name}_bias") for name, bias in named]
 
 
 def _text(shape: list[object]) -> str:

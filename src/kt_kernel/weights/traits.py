@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kt_kernel.methods import GROUP_SIZES, LLAMAFILE, format_of, formats_of
+from kt_kernel.weights import canonical
 from kt_kernel.weights.checkpoint import CheckpointExperts, has_biases
 from kt_kernel.weights.config import SWIGLUOAI, SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT, activation_beside
 from kt_kernel.weights.detect import Kind, locate
@@ -36,10 +37,10 @@ def find_traits(path: str | os.PathLike[str], layer_idx: int, method: str | None
         if kind is Kind.GGUF:
             with source:
                 return _gguf_traits(source, layer_idx)
-        if kind is not Kind.CHECKPOINT:
+        if kind not in (Kind.CHECKPOINT, Kind.CANONICAL):
             return Traits()
         with source:
-            biases = has_biases(source, layer_idx)
+            biases = (canonical.has_biases if kind is Kind.CANONICAL else has_biases)(source, layer_idx)
         activation = activation_beside(path)
         if biases and activation[0] != SWIGLUOAI:  # no config.json: as gpt-oss, see biases.py
             activation = SWIGLUOAI, SWIGLUOAI_LIMIT, SWIGLUOAI_ALPHA

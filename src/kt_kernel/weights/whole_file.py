@@ -55,7 +55,7 @@ class WholeFile:
             raise self._explained(error) from None
 
     def _open(self) -> None:
-        _remove_leftovers(self.path.parent, self._leftovers)
+        remove_leftovers(self.path.parent, self._leftovers)
         self.fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         # Between open and lock another writer may have finished and renamed this very file.
         if not (_lock(self.fd) and _is_at(self.fd, self._temporary)):
@@ -114,7 +114,8 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
-def _remove_leftovers(folder: Path, pattern: str) -> None:
+def remove_leftovers(folder: Path, pattern: str) -> None:
+    """What killed writers left behind. Files of writers that are alive are locked, and stay."""
     for leftover in folder.glob(pattern):
         try:
             fd = os.open(leftover, os.O_RDWR | os.O_CLOEXEC)

@@ -1,0 +1,122 @@
+"""``kt quant``: converts the experts of a model to weights for the CPU."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kt_kernel import _core
+from kt_kernel.convert import ConvertError, Outcome, Settings, convert
+from kt_kernel.convert.engine import QUANT_METHODS
+from kt_kernel.convert.source import INPUT_TYPES
+
+SCALES = {"searched": True, "largest": False}
+
+
+def quant(
+    model: Annotated[Path | None, typer.Argument(help="The folder of the model, or one safetensors file.")] = None,
+    input_path: Annotated[Path | None, typer.Option("--input-path", help="The same, as an option.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the weights go (default: MODEL-METHOD, beside MODEL).")
+    ] = None,
+    quant_method: Annotated[
+        str, typer.Option("--quant-method", "--method", "-m", help=f"Out of {', '.join(QUANT_METHODS)}.")
+    ] = "int4",
+    input_type: Annotated[
+        str, typer.Option("--input-type", "-i", help=f"Out of auto, {', '.join(INPUT_TYPES)}; found by itself.")
+    ] = "auto",
+    scales: Annotated[
+        str, typer.Option("--scales", help="searched for the least squared error, or of the largest weight.")
+    ] = "searched",
+    threads: Annotated[
+        int | None,
+        typer.Option("--cpuinfer-threads", "--cpu-threads", min=1, help="Threads (default: every usable CPU)."),
+    ] = None,
+    threadpool_count: Annotated[
+        int | None,
+        typer.Option("--threadpool-count", "--numa-nodes", min=1, help="Not needed: the files fit any number."),
+    ] = None,
+    no_merge: Annotated[
+        bool,
+        typer.Option("--no-merge-safetensor", "--no-merge", help="Not needed: every layer is a file of its own."),
+    ] = False,
+    resume_layer: Annotated[
+        int, typer.Option("--resume-layer", min=0, help="Leave the layers below this one as they are.")
+    ] = 0,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Not needed: no GPU is used.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew in a folder that holds other converted weights.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Not needed: nothing is asked.")] = False,
+) -> None:
+    """Convert the experts of a checkpoint (bf16, f16, FP8, GPTQ, AWQ, ...) to int8 or int4 for the CPU.
+
+    A conversion that was interrupted goes on where it stopped, with the same command.
+    """
+    source = input_path or model
+    if source is None or (input_path and model):
+        raise typer.BadParameter("name the folder of the model, once", param_hint="MODEL")
+    _check("--quant-method", quant_method, QUANT_METHODS)
+    _check("--input-type", input_type, ("auto", *INPUT_TYPES))
+    _check("--scales", scales, SCALES)
+    if output is None:
+        source = source.resolve()
+        output = source.with_name(f"{source.stem if source.is_file() else source.name}-{QUANT_METHODS[quant_method]}")
+    settings = Settings(
+        source, output, quant_method, input_type, SCALES[scales], threads, resume_layer, overwrite=overwrite
+    )
+    code = run("kt quant", settings, unneeded(threadpool_count, no_merge, gpu))
+    if code:
+        raise typer.Exit(code)
+
+
+def _check(option: str, value: str, legal: object) -> None:
+    if value not in legal:
+        raise typer.BadParameter(f"'{value}' is not one of {', '.join(legal)}", param_hint=option)
+
+
+def unneeded(threadpool_count: int | None, no_merge: bool, gpu: bool) -> list[str]:
+    """What options of kt-kernel 0.4 to 0.7 are for here."""
+    notes = {
+        "--threadpool-count: the files fit any number of sub-pools, so none is written into them": threadpool_count,
+        "--no-merge-safetensor: every layer is a file of its own, and memory is bounded, with and without it": no_merge,
+        "--gpu: no GPU is needed or used": gpu,
+    }
+    return [note for note, given in notes.items() if given]
+
+
+def run(program: str, settings: Settings, notes: list[str]) -> int:
+    """Converts, shows how it goes and what came out; returns the exit code."""
+    from dataclasses import replace
+
+    from kt_kernel.convert.display import Display, show_quality
+
+    cpus = _core.topology().cpus
+    if settings.threads is not None and settings.threads > cpus:
+        notes = [*notes, f"{settings.threads} threads were asked for; this process may use {cpus} CPUs: using {cpus}"]
+        settings = replace(settings, threads=cpus)
+    try:
+        with Display() as display:
+            for note in notes:
+                display.note(note)
+            outcome = convert(settings, display)
+    except (ConvertError, OSError, ValueError, KeyError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; the same command goes on with what is left", file=sys.stderr)
+        return 130
+    show_quality(outcome.quality)
+    print(_summary(settings, outcome))
+    return 0
+
+
+def _summary(settings: Settings, outcome: Outcome) -> str:
+    kept = f", {len(outcome.kept)} were there" if outcome.kept else ""
+    missing = f", {len(outcome.missing)} are missing" if outcome.missing else ""
+    return (
+        f"{settings.output}: {len(outcome.converted)} layers converted in {outcome.seconds:.1f} s{kept}{missing}; load "
+        f"them with method {outcome.method} (SGLang: --kt-weight-path {settings.output} --kt-method {outcome.method}), "
+        "any threadpool count"
+    )
