@@ -10,7 +10,7 @@ from gguf_cases import LAYER, TYPES, Experts, RecordingLayer, raw_gguf, tensor, 
 from layer_reference import Shape
 from weight_files import checkpoint_tensors, make_layer, originals, write_safetensors
 
-from kt_kernel import KTMoEWrapper
+from kt_kernel import KTMoEWrapper, _core
 from kt_kernel.methods import METHODS, check_method, fits, format_of, method_of
 from kt_kernel.weights import (
     MissingTensorError,
@@ -299,7 +299,7 @@ class TestMethods:
         names = checkpoint_tensors(originals(SHAPE), f"model.layers.{LAYER}", "separate")
         source = write_safetensors(tmp_path / "checkpoint" / "model.safetensors", names)
         with pytest.raises(ValueError, match="LLAMAFILE keeps weights as they are: there is nothing to convert"):
-            save_layer(None, "LLAMAFILE", source, LAYER, tmp_path / "out")
+            save_layer(_core.Pool([1]), "LLAMAFILE", source, LAYER, tmp_path / "out")
 
     def test_names(self):
         check_method("LLAMAFILE")
