@@ -340,8 +340,8 @@ void expand_block(const uint8_t* block, int depth, uint8_t* out) {
 struct Expandable : GroupedLayout {
   static constexpr GroupedKind kKind = kExpanded;
   using Expand = void (*)(const uint8_t* block, int depth, uint8_t* out);
-  Expand expand;    // to kExpanded
-  Expand to_bytes;  // to what the kernel for many rows takes
+  Expand expand;  // of raw blocks: to kExpanded
+  Expand decode;  // to what many rows share: lines of bf16 pairs for tiles, else bytes
 };
 constexpr GroupedLayout kExpandedLayout(kExpanded, kExpanded.least_group);
 
@@ -358,17 +358,6 @@ template <class Format>
 constexpr bool kIsFloat = Format::kKind.codes == Codes::f16 || Format::kKind.codes == Codes::f32;
 template <class Format>
 constexpr bool kIsE4m3 = Format::kKind.codes == Codes::e4m3;
-
-// decode(expanded, kc, k) for the blocks of kc k, with Grouped<kExpanded> and k the first of kc.
-template <class Decode>
-KT_INLINE void expand_blocks(const Expandable& layout, const uint8_t* blocks, int kc, Decode decode) {
-  alignas(64) uint8_t expanded[kExpandedLayout.block_bytes()];
-  for (int k = 0; k < kc; k += GroupedLayout::kBlock, blocks += layout.block_bytes()) {
-    const int depth = kc - k < GroupedLayout::kBlock ? kc - k : GroupedLayout::kBlock;
-    layout.expand(blocks, depth, expanded);
-    decode(expanded, depth, k);
-  }
-}
 
 // Lines of 16 floats, one for each k.
 template <class V, class Format>
@@ -388,14 +377,6 @@ void decode_f32(const Format& layout, const uint8_t* rows, const uint8_t* blocks
       for (int j = 0; j < 4; ++j) V::store_f32(at(k + j, v), w[j]);
     });
   }
-}
-
-template <class V>
-void decode_f32(const Expandable& layout, const uint8_t*, const uint8_t* blocks, int kc, float* out) {
-  expand_blocks(layout, blocks, kc, [out](const uint8_t* expanded, int depth, int k) {
-    const Grouped<kExpanded> to(kExpanded.least_group);
-    decode_f32<V>(to, nullptr, expanded, depth, out + static_cast<size_t>(k) * kPanelRows);
-  });
 }
 
 // Lines of bf16 pairs, as in formats/bf16.h. Only for vectors of 16 lanes.
@@ -419,10 +400,10 @@ void decode_bf16(const Format& layout, const uint8_t* rows, const uint8_t* block
 
 template <class V>
 void decode_bf16(const Expandable& layout, const uint8_t*, const uint8_t* blocks, int kc, uint8_t* out) {
-  expand_blocks(layout, blocks, kc, [out](const uint8_t* expanded, int depth, int k) {
-    const Grouped<kExpanded> to(kExpanded.least_group);
-    decode_bf16<V>(to, nullptr, expanded, depth, out + static_cast<size_t>(k) / 2 * kLineBytes);
-  });
+  for (int k = 0; k < kc; k += GroupedLayout::kBlock, blocks += layout.block_bytes()) {
+    const int depth = kc - k < GroupedLayout::kBlock ? kc - k : GroupedLayout::kBlock;
+    layout.decode(blocks, depth, out + static_cast<size_t>(k) / 2 * kLineBytes);
+  }
 }
 
 }  // namespace

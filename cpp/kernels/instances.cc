@@ -162,36 +162,54 @@ constexpr auto many_rows() {
 template <Format kFormat>
 using ManyRows = decltype(many_rows<kFormat>());
 
-template <Format kFormat, GroupedKind kTo>
-void expand(const uint8_t* block, int depth, uint8_t* out) {
+template <Format kFormat>
+void expand(const uint8_t* block, int, uint8_t* out) {
+  expand_raw(kFormat, block, false, out);
+}
+#if defined(KT_HAS_TILES)
+template <Format kFormat>
+void decode_type(const uint8_t* block, int depth, uint8_t* out) {
   if constexpr (kIsRaw<kFormat>) {
-    expand_raw(kFormat, block, kTo.mins == Mins::none, out);
+    alignas(64) uint8_t expanded[kExpandedLayout.block_bytes()];
+    expand_raw(kFormat, block, false, expanded);
+    decode_bf16<V>(Grouped<kExpanded>(kExpanded.least_group), nullptr, expanded, depth, out);
   } else {
-    expand_block<V, kKindOf<kFormat>, kTo>(block, depth, out);
+    decode_bf16<V>(Grouped<kKindOf<kFormat>>(kKindOf<kFormat>.least_group), nullptr, block, depth, out);
   }
 }
+#else
 template <Format kFormat>
-constexpr Expandable::Expand to_bytes() {
-  if constexpr (kSubScales<kFormat>) {
-    return expand_k<V, kKindOf<kFormat>>;
+void decode_type(const uint8_t* block, int depth, uint8_t* out) {
+  if constexpr (kIsRaw<kFormat>) {
+    expand_raw(kFormat, block, true, out);
+  } else if constexpr (kSubScales<kFormat>) {
+    expand_k<V, kKindOf<kFormat>>(block, depth, out);
   } else {
-    return expand<kFormat, bytes_of<kFormat>()>;
+    expand_block<V, kKindOf<kFormat>, bytes_of<kFormat>()>(block, depth, out);
   }
+}
+#endif
+template <Format kFormat>
+constexpr Expandable::Expand expand_of() {
+  if constexpr (kIsRaw<kFormat>) return expand<kFormat>;
+  return nullptr;
 }
 
 // KT_TYPES(X): X(type), in the order of KT_FORMATS.
-#define KT_TYPES(X)                                                                                              \
-  X(q4_0)                                                                                                        \
-  X(q4_1)                                                                                                        \
-  X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(tq2_0) X(tq1_0) X(iq1_s) \
-      X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s)
+#define KT_TYPES(X)                                                                                                  \
+  X(q4_0)                                                                                                            \
+  X(q4_1)                                                                                                            \
+  X(q5_0)                                                                                                            \
+  X(q5_1)                                                                                                            \
+  X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(tq2_0) X(tq1_0) X(iq1_s) X(iq1_m) X(iq2_xxs) \
+      X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s)
 
 Expandable expandable(Format format) {
   const GroupedKind& kind = *grouped_kind(format);
   switch (format) {
 #define KT_EXPANDABLE(name) \
   case Format::name:        \
-    return {{kind, kind.least_group}, expand<Format::name, kExpanded>, to_bytes<Format::name>()};
+    return {{kind, kind.least_group}, expand_of<Format::name>(), decode_type<Format::name>};
     KT_TYPES(KT_EXPANDABLE)
 #undef KT_EXPANDABLE
     default:
@@ -239,14 +257,13 @@ size_t scratch_bytes(int k, int n_panels) {
       stream_scratch<FewRows<Grouped<kFp8>>>(k, kRegisterRows),
       stream_scratch<FewRows<Grouped<kNvfp4>>>(k, kRegisterRows),
       stream_scratch<F32Core<V>>(k, kRegisterRows),
-#if !defined(KT_HAS_TILES)
+#if defined(KT_HAS_TILES)
+      TileScratch<FloatTiles>::bytes(kMaxRows),
+      TileScratch<IntTiles>::bytes(kMaxRows),
+#else
 #define KT_SCRATCH(name) gemm_scratch<ManyRows<Format::name>>(k, n_panels),
       KT_TYPES(KT_SCRATCH)
 #undef KT_SCRATCH
-#endif
-#if defined(KT_HAS_TILES)
-          TileScratch<FloatTiles>::bytes(kMaxRows),
-      TileScratch<IntTiles>::bytes(kMaxRows),
 #endif
   };
   for (size_t other : others) bytes = other > bytes ? other : bytes;

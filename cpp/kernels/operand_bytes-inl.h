@@ -65,7 +65,7 @@ struct BytesDecoder {
   using Lines = void;
   static void decode(const Expandable& layout, const uint8_t*, const uint8_t* blocks, int kc, uint8_t* out) {
     for (int k = 0; k < kc; k += kActGroup, blocks += layout.block_bytes(), out += Core::kBlockBytes)
-      layout.to_bytes(blocks, kc - k < kActGroup ? kc - k : kActGroup, out);
+      layout.decode(blocks, kc - k < kActGroup ? kc - k : kActGroup, out);
   }
 };
 
