@@ -98,9 +98,10 @@ void random_raw_panel(Format format, int k, float deviation, Next next, uint8_t*
                blocks = static_cast<size_t>(k / 256) * kPanelRows;
   for (size_t b = 0; b < blocks; ++b, panel += bytes) {
     for (size_t i = 0; i < bytes; ++i) panel[i] = static_cast<uint8_t>(next());
-    // Values with their scales are within 100 or so, ternary ones within 10.
-    const bool ternary = format == Format::iq1_s || format == Format::iq1_m || format == Format::tq1_0;
-    set_raw_scale(format, f16_of_power(std::ilogb(deviation / (ternary ? 8.0f : 64.0f))), panel);
+    // Values with their scales are within 100 or so, ternary ones within 10, or 1.
+    const bool ternary = format == Format::iq1_s || format == Format::iq1_m;
+    const float spread = format == Format::tq1_0 ? 1.0f : ternary ? 8.0f : 64.0f;
+    set_raw_scale(format, f16_of_power(std::ilogb(deviation / spread)), panel);
   }
 }
 

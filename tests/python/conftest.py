@@ -55,7 +55,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         return
     write = terminalreporter.write_line
     terminalreporter.section("errors of a layer against fp64: decoded weights / original weights")
-    formats = _core.formats()
+    formats = sorted({name for _, name in errors}, key=_core.formats().index)
     write(f"{'variant':<17}{'':<10}" + "".join(f"{name:<18}" for name in formats))
     for variant in _core.variants():
         kind = "emulated" if variant.emulated else "native"

@@ -287,3 +287,15 @@ class TestWrapper:
             ValueError, match=r"model\.gguf: tensor 'blk\.3\.ffn_gate_exps\.weight' is q8_0 \[3, 224, 160\]"
         ):
             make(wrong, "auto", layer_idx=LAYER, weight_path=tmp_path)
+
+
+@pytest.mark.parametrize("weight_format", sorted(EXPERT_FORMATS))
+def test_random_weights(weight_format):
+    """For measurements: finite, and of a size that outputs have with real ones."""
+    shape = Shape(experts=2, top_k=1, hidden=512, intermediate=256)
+    layer = make_layer(Experts(shape, (weight_format,) * 3))
+    layer.fill_random(1)
+    x, ids, weights = random_batch(shape, 20)
+    out = from_bf16(run(layer, x, ids, weights))
+    assert np.isfinite(out).all()
+    assert 1e-3 < np.abs(out).mean() < 30

@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from layer_limits import LIMITS, RUNNABLE, VARIANTS, act_kind
+from layer_limits import FORMATS, LIMITS, RUNNABLE, VARIANTS, act_kind
 from layer_reference import Case, Shape, from_bf16, moe, random_batch, relative_error
 
-from kt_kernel import _core
-
-FORMATS = _core.formats()
 SHAPE = Shape(experts=6, top_k=2, hidden=384, intermediate=320)
 # Streamed rows, one register tile, blocks of rows.
 TOKENS = (1, 4, 48)

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
+from layer_limits import FORMATS
 from layer_reference import Case, Shape, random_batch
-
-from kt_kernel import _core
 
 SHAPE = Shape(experts=5, top_k=3, hidden=80, intermediate=130)
 MISSING = 3
@@ -72,7 +71,7 @@ def test_the_count_of_loaded_experts():
     assert np.array_equal(case.run(*random_batch(SHAPE, 4)), Case(SHAPE).run(*random_batch(SHAPE, 4)))
 
 
-@pytest.mark.parametrize("weight_format", _core.formats())
+@pytest.mark.parametrize("weight_format", FORMATS)
 def test_random_weights_are_weights_of_every_expert(weight_format):
     case = Case(SHAPE, weight_format, load=[])
     assert case.layer.loaded_experts == 0
