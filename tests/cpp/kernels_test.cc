@@ -156,7 +156,8 @@ KT_TEST(every_kernel_agrees_with_fp64_and_integer_kernels_with_each_other) {
       const auto format = static_cast<Format>(f);
       // Most types of GGUF share one kernel: each takes a fifth of the shapes.
       const bool shared = kt::grouped_kind(format) && !kt::is_checkpoint(format);
-      if (kt_test::legal_depth(format, shape.k) == shape.k && (!shared || (turn + f) % 5 == 0)) check_shape(test, format);
+      if (kt_test::legal_depth(format, shape.k) == shape.k && (!shared || (turn + f) % 5 == 0))
+        check_shape(test, format);
     }
     ++turn;
   }
