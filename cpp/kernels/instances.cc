@@ -196,14 +196,11 @@ constexpr Expandable::Expand expand_of() {
 }
 
 // KT_TYPES(X): X(type), in the order of KT_FORMATS.
-#define KT_TYPES(X)                                                                                                    \
-  X(q4_0)                                                                                                              \
-  X(q4_1)                                                                                                              \
-  X(q5_0)                                                                                                              \
-  X(q5_1)                                                                                                              \
-  X(q8_0)                                                                                                              \
-  X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(tq2_0) X(tq1_0) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) \
-      X(iq2_s) X(iq3_xxs) X(iq3_s)
+// clang-format off
+#define KT_TYPES(X) \
+  X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(tq2_0) \
+  X(tq1_0) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s)
+// clang-format on
 
 Expandable expandable(Format format) {
   const GroupedKind& kind = *grouped_kind(format);
