@@ -115,7 +115,7 @@ struct BytesCore : BytesBase<V, Sums::kElementBytes> {
   using Int = typename V::Int;
   using F32 = typename V::F32;
   static constexpr int kRows = V::kManyRegisters ? 6 : 4;
-  static constexpr int kLeastRows = kRows - 2;  // more than 12 rows in even tiles: 4 x 4, 3 x 5, 6 x 3
+  static constexpr int kLeastRows = kRows / 2;  // more than 4 rows in even tiles: 5 are 3 + 2, or 5; 7 are 4 + 3
   static constexpr int kGroup = kTo.least_group, kHalves = kStepDepth / kGroup;
   static constexpr int kChunk = Base::kChunk, kVectors = Base::kVectors;
   static constexpr bool kMins = kTo.mins != Mins::none;

@@ -35,7 +35,7 @@ Limit grouped_limit(const Variant& v, Format format, const Shape& shape) {
   const std::string name = v.name;
   // Weights rounded to bf16 once, by half of 2^-7 at most and 1.6e-3 on average, or exact in f32.
   const bool rounded = name.find("bf16") != std::string::npos || kt_test::has_tiles(v);
-  if (shape.m <= (kt_test::has_tiles(v) ? 8 : rounded ? 12 : 16)) {
+  if (shape.m <= (kt_test::has_tiles(v) ? 8 : is_type ? 4 : rounded ? 12 : 16)) {
     // 4 bits: half a step of 1/8191 of the largest of 256.
     const bool exact = kind.codes == kt::Codes::e4m3 || kind.codes == kt::Codes::f16 || kind.codes == kt::Codes::f32;
     return exact ? Limit{kFloatSums, kFloatSums} : Limit{3e-4, 1e-4};
