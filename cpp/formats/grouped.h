@@ -179,6 +179,8 @@ constexpr int grouped_code_bits(Codes codes) {
   return 0;
 }
 
+#define KT_LAYOUT_INLINE __attribute__((always_inline))
+
 // Where things lie in a panel. A group is a power of two up to kBlock.
 struct GroupedLayout {
   static constexpr int kBlock = 256;
@@ -190,7 +192,8 @@ struct GroupedLayout {
   size_t head;
   size_t line_bytes;  // of a block
 
-  constexpr GroupedLayout(const GroupedKind& kind, int group_size)
+  // Inlined everywhere: code of one instruction set must not be called from another's (tools/check_isolation.py).
+  KT_LAYOUT_INLINE constexpr GroupedLayout(GroupedKind kind, int group_size)
       : group(group_size),
         groups(kBlock / group_size),
         first(kind.row ? kLineBytes : 0),
@@ -201,14 +204,14 @@ struct GroupedLayout {
                                             : static_cast<size_t>(grouped_code_bits(kind.codes)) * 2 * kBlock) {}
 
   // Bytes from the start of a panel to depth k; k is a multiple of kBlock, or the padded depth.
-  constexpr size_t offset(int k) const {
+  KT_LAYOUT_INLINE constexpr size_t offset(int k) const {
     return first + static_cast<size_t>(div_up(k, kBlock)) * head + static_cast<size_t>(k) * line_bytes / kBlock;
   }
-  constexpr size_t panel_bytes(int k) const { return offset(padded_depth(k)); }
-  constexpr size_t block_bytes() const { return head + line_bytes; }
+  KT_LAYOUT_INLINE constexpr size_t panel_bytes(int k) const { return offset(padded_depth(k)); }
+  KT_LAYOUT_INLINE constexpr size_t block_bytes() const { return head + line_bytes; }
 
  private:
-  constexpr size_t head_of(const GroupedKind& kind) const {
+  KT_LAYOUT_INLINE constexpr size_t head_of(GroupedKind kind) const {
     const int supers = (has_super(kind.scales) ? 1 : 0) + (has_super_min(kind.mins) ? 1 : 0);
     return static_cast<size_t>(
         round_up(static_cast<int>(supers_at) + supers * kPanelRows * 2, supers ? kLineBytes / 2 : kLineBytes));
