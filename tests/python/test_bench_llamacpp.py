@@ -226,7 +226,6 @@ def test_a_match_against_itself(monkeypatch):
 
 
 @needs_build
-@pytest.mark.skipif(not hasattr(_core.MoELayer, "load_gguf"), reason="the core takes no GGUF rows yet")
 def test_peers_on_a_gguf_type(capsys):
     arguments = ["--formats", "q4_k,q6_k", "--shape", "4,2,512,256", "--tokens", "1,20", "--seconds", "0.02"]
     with pytest.raises(SystemExit) as end:
