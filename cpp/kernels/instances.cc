@@ -78,8 +78,8 @@ constexpr auto few_rows() {
 template <class Format>
 using FewRows = decltype(few_rows<Format>());
 
-// Rows up to which decoding in registers, a few rows at a time, beats a decoded copy (k = 2048: AVX2 and f32 cross at 16
-// to 24 rows, bf16 at 12 to 15, tiles at 8).
+// Rows up to which decoding in registers, a few rows at a time, beats a decoded copy (k = 2048: AVX2 and f32 cross at
+// 16 to 24 rows, bf16 at 12 to 15, tiles at 8).
 #if defined(KT_HAS_TILES)
 constexpr int kRegisterRows = 8;
 #elif defined(KT_HAS_BF16)
