@@ -156,7 +156,7 @@ class TestErrors:
     @pytest.mark.parametrize("missing", ["up", "down"])
     def test_a_matrix_is_missing(self, missing, naming, tmp_path):
         tensors = {name: value for name, value in Experts(SHAPE).tensors(naming).items() if f"_{missing}" not in name}
-        message = rf"has no tensor 'blk\.3\.ffn_{missing}[^']*'; is the download complete"
+        message = rf"has no tensor 'blk\.3\.ffn_{missing}[^']*'; is the download or the conversion complete"
         self.refused(write_gguf(tmp_path / "model.gguf", tensors), message, KeyError)
 
     def test_an_expert_is_missing(self, tmp_path):

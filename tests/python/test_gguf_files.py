@@ -134,7 +134,7 @@ def test_nothing_there(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no \*\.gguf; there are some in Q4_0/; give"):
         GgufFiles(tmp_path)
     files = GgufFiles(tmp_path / "Q4_0")
-    with pytest.raises(MissingTensorError, match="has no tensor 'x'; is the download complete"):
+    with pytest.raises(MissingTensorError, match="has no tensor 'x'; is the download or the conversion complete"):
         files.entry("x")
 
 

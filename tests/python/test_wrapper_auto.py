@@ -7,7 +7,7 @@ from weight_files import ReleasedLayer, checkpoint_tensors, originals, write_saf
 from wrapper_cases import assert_right, batch, make, tensors
 
 from kt_kernel import KTMoEWrapper
-from kt_kernel.weights import tensor_files
+from kt_kernel.weights import mapped_file
 
 SHAPE = Shape(experts=3, top_k=2, hidden=128, intermediate=256)
 BASE = "model.layers.7"
@@ -61,7 +61,7 @@ def test_what_others_converted(weight_format, method, parts, form, tmp_path):
 
 def test_only_headers_are_read(tmp_path, monkeypatch):
     write_safetensors(tmp_path / "model.safetensors", checkpoint_tensors(originals(SHAPE), BASE, "packed"))
-    monkeypatch.setattr(tensor_files, "MappedFile", None)
+    monkeypatch.setattr(mapped_file, "MappedFile", None)
     assert auto(tmp_path).method == "BF16"
 
 

@@ -11,7 +11,8 @@ from kt_kernel.weights.config import ModelConfig, model_config
 from kt_kernel.weights.detect import Kind, locate
 from kt_kernel.weights.encodings import Encoding
 from kt_kernel.weights.experts import Sizes
-from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
+from kt_kernel.weights.mapped_file import MissingTensorError
+from kt_kernel.weights.tensor_files import TensorFiles
 
 _EXPERTS_OF_LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\..*(?:exp|moe|_linear)")
 

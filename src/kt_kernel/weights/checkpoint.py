@@ -15,7 +15,8 @@ from kt_kernel.weights.config import checkpoint_format_beside
 from kt_kernel.weights.encodings import CODES, FLOATS, SUFFIXES, Encoding, Parts, Target, find, name_tensor, open_parts
 from kt_kernel.weights.experts import PROJECTIONS, Sizes, count_consecutive, layers_in
 from kt_kernel.weights.floats import to_bf16
-from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
+from kt_kernel.weights.mapped_file import MissingTensorError
+from kt_kernel.weights.tensor_files import TensorFiles
 
 # How models call layer {layer}, most frequent first.
 BASES = (

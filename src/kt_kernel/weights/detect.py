@@ -11,8 +11,9 @@ from kt_kernel.weights.checkpoint import CheckpointExperts
 from kt_kernel.weights.encodings import FLOATS, Encoding
 from kt_kernel.weights.experts import Sizes, layers_in
 from kt_kernel.weights.gguf_files import GgufFiles, holds_gguf
+from kt_kernel.weights.mapped_file import MissingTensorError
 from kt_kernel.weights.released import MergedExperts, TreeExperts
-from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
+from kt_kernel.weights.tensor_files import TensorFiles
 
 
 class Kind(Enum):

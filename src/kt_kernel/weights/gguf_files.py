@@ -1,15 +1,14 @@
 """The GGUF files of a model: one file, the parts of a split model (NAME-00001-of-00003.gguf), or a folder of either."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from kt_kernel.weights.gguf_file import MAGIC, GgufHeader, GgufTensor, Value, read_header
-from kt_kernel.weights.mapped_file import MappedFile
-from kt_kernel.weights.tensor_files import MissingTensorError
+from kt_kernel.weights.mapped_file import MappedTensors
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
@@ -134,11 +133,11 @@ def _check_parts(files: list[Path], headers: list[GgufHeader]) -> None:
         )
 
 
-class GgufFiles:
+class GgufFiles(MappedTensors):
     """The tensors of a model, by name. A context manager: at its end the mappings are dropped."""
 
     def __init__(self, path: Path):
-        self.path = path
+        super().__init__(path)
         if not path.exists():
             raise FileNotFoundError(
                 f"{path} does not exist; GGUF weights are a {SUFFIX} file, or a folder of one model"
@@ -148,8 +147,6 @@ class GgufFiles:
         _check_parts(files, headers)
         self.fields = headers[0].fields
         self._headers = dict(zip(files, headers, strict=True))
-        self._maps: dict[Path, MappedFile] = {}
-        self._files: dict[str, Path] = {}
         for file, header in self._headers.items():
             for name in header.tensors:
                 if name in self._files:
@@ -158,19 +155,6 @@ class GgufFiles:
                     )
                 self._files[name] = file
 
-    def __enter__(self) -> "GgufFiles":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.forget()
-        self._maps.clear()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
     @property
     def architecture(self) -> str:
         return str(self.fields.get("general.architecture", ""))
@@ -178,11 +162,6 @@ class GgufFiles:
     def field(self, name: str) -> Value | None:
         """{architecture}.name"""
         return self.fields.get(f"{self.architecture}.{name}")
-
-    def file_of(self, name: str) -> Path:
-        if name not in self._files:
-            raise MissingTensorError(f"{self.path} has no tensor {name!r}; is the download complete?")
-        return self._files[name]
 
     def entry(self, name: str) -> GgufTensor:
         return self._headers[self.file_of(name)].tensors[name]
@@ -201,15 +180,3 @@ class GgufFiles:
         entry = self.entry(name)
         begin = entry.begin + first * entry.row_bytes
         self._mapped(name).will_need(begin, begin + count * entry.row_bytes)
-
-    def forget(self) -> None:
-        for mapped in self._maps.values():
-            mapped.forget()
-
-    def _mapped(self, name: str) -> MappedFile:
-        file = self.file_of(name)
-        if file not in self._maps:
-            self._maps[file] = MappedFile(file)
-        if self._maps[file].size < self.entry(name).end:
-            raise ValueError(f"{file} became shorter while it was read")
-        return self._maps[file]

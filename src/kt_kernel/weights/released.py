@@ -14,8 +14,8 @@ import numpy as np
 from kt_kernel import _core
 from kt_kernel.methods import wrong_method
 from kt_kernel.weights.experts import PROJECTIONS, Sizes, count_consecutive
-from kt_kernel.weights.mapped_file import MappedFile
-from kt_kernel.weights.tensor_files import MissingTensorError, TensorFiles
+from kt_kernel.weights.mapped_file import MappedFile, MissingTensorError
+from kt_kernel.weights.tensor_files import TensorFiles
 
 _CODES_PER_BYTE = {"int8": 1, "int4": 2}
 

@@ -7,7 +7,7 @@ read from where they point to.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kt_kernel.weights.mapped_file import MappedFile
+from kt_kernel.weights.mapped_file import MappedTensors, MissingTensorError
 
 INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # bytes; the largest models need a tenth
@@ -45,13 +45,6 @@ _DTYPES = {
     "F6_E2M3": (6, None),
     "F6_E3M2": (6, None),
 }
-
-
-class MissingTensorError(KeyError):
-    """A tensor that a file should have. Says where it was looked for and what to do."""
-
-    def __str__(self) -> str:  # KeyError would show the repr
-        return str(self.args[0])
 
 
 class Entry(NamedTuple):
@@ -178,12 +171,11 @@ def _item_bytes(entry: Entry, index: int) -> tuple[int, int]:
     return entry.begin + index * item, entry.begin + (index + 1) * item
 
 
-class TensorFiles:
+class TensorFiles(MappedTensors):
     """The tensors below a path, by name. A context manager: at its end the mappings are dropped."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self._maps: dict[Path, MappedFile] = {}
+        super().__init__(path)
         self._headers: dict[Path, Header] = {}
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; weights are a folder of *.safetensors, or one such file")
@@ -193,7 +185,6 @@ class TensorFiles:
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
         if not files:
             raise FileNotFoundError(f"{path} has no *.safetensors; is it the folder of the model, and downloaded?")
-        self._files = {}
         for file in files:
             for name in read_header(file).tensors:
                 if name in self._files:
@@ -201,24 +192,6 @@ class TensorFiles:
                         f"tensor {name!r} is both in {self._files[name]} and in {file}; remove one of them"
                     )
                 self._files[name] = file
-
-    def __enter__(self) -> "TensorFiles":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.forget()
-        self._maps.clear()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def file_of(self, name: str) -> Path:
-        if name not in self._files:
-            raise MissingTensorError(f"{self.path} has no tensor {name!r}; is the download or the conversion complete?")
-        return self._files[name]
 
     def entry(self, name: str) -> Entry:
         file = self.file_of(name)
@@ -269,15 +242,3 @@ class TensorFiles:
                 entry = self.entry(name)
                 begin, end = (entry.begin, entry.end) if index is None else _item_bytes(entry, index)
                 self._mapped(name).will_need(begin, end)
-
-    def forget(self) -> None:
-        for mapped in self._maps.values():
-            mapped.forget()
-
-    def _mapped(self, name: str) -> MappedFile:
-        file = self.file_of(name)
-        if file not in self._maps:
-            self._maps[file] = MappedFile(file)
-        if self._maps[file].size < self.entry(name).end:
-            raise ValueError(f"{file} became shorter while it was read")
-        return self._maps[file]
