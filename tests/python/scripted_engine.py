@@ -1,7 +1,7 @@
 """An engine of the server's protocol that computes nothing: its answers follow from the prompt, at a set pace.
 
-Tokens are bytes. A prompt that ends in `SAY text` is answered with that text, others with words that follow from the prompt and
-the seed. `FAIL` in a prompt makes the engine fail behind the third token, `SLOW` makes each step take ten times as long.
+Tokens are bytes. A prompt that ends in `SAY text` is answered with that text, others with words that follow from the
+prompt and the seed. `FAIL` in a prompt makes the engine fail behind the third token, `SLOW` makes its steps slower.
 """
 
 import random
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kt_kernel.engine.api import Event, QueueFullError, Request, RequestError, Sampling, Stats, TokenLogprob, Usage
 
-WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa naïve 你好 𝄞".split()
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "naïve", "你好", "𝄞"]
 PIECE = 3  # characters of a token of an answer
 
 

@@ -159,9 +159,9 @@ def serve(
     engine: Engine, bound: socket.socket, settings: Settings, on_started: Callable[[], None] | None = None
 ) -> None:
     """Serves until a signal says to stop, then closes the engine."""
-    server = Server(engine, settings)
-    server.on_started = on_started
     try:
+        server = Server(engine, settings)
+        server.on_started = on_started
         server.run(sockets=[bound])
     finally:
         engine.close()
