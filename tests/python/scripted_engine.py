@@ -43,7 +43,6 @@ class _Live:
     request: Request
     on_event: Callable[[Event], None]
     pieces: deque[str] = field(default_factory=deque)
-    sent: str = ""
     tokens: int = 0
     cancelled: bool = False
     fails: bool = False
@@ -88,6 +87,7 @@ class ScriptedEngine:
         prompt = bytes(request.prompt)
         live = _Live(request, on_event, fails=b"FAIL" in prompt, slow=b"SLOW" in prompt)
         text = answer_to(request)
+        text = text[: min((text.index(stop) for stop in request.stop if stop in text), default=len(text))]
         live.pieces.extend(text[i : i + PIECE] for i in range(0, len(text), PIECE))
         with self._lock:
             if self._closed:
@@ -139,11 +139,6 @@ class ScriptedEngine:
             return self._finish(live, "", "error")
         piece = live.pieces.popleft() if live.pieces else ""
         live.tokens += 1
-        before = len(live.sent)
-        live.sent += piece
-        for stop in live.request.stop:
-            if stop in live.sent:
-                return self._finish(live, live.sent[: live.sent.index(stop)][before:], "stop", piece)
         if not live.pieces:
             return self._finish(live, piece, "stop", piece)
         if live.request.max_tokens is not None and live.tokens >= live.request.max_tokens:

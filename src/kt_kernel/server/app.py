@@ -18,7 +18,7 @@ from kt_kernel.server.job import Job, stream_chunks, whole_answer
 from kt_kernel.server.protocol import ChatRequest, Common, CompletionRequest, decode
 from kt_kernel.server.record import Record
 from kt_kernel.server.service import Service
-from kt_kernel.server.shell import Gate, Shell
+from kt_kernel.server.shell import Errors, Gate, Shell
 
 _PAGE = Path(__file__).parent / "page"
 _PAGE_FILES = {
@@ -71,7 +71,7 @@ def create_app(service: Service) -> ASGIApp:
         *(_page_route(path, *page) for path, page in _PAGE_FILES.items()),
     ]
     router = Router(routes, redirect_slashes=False, default=_not_found)
-    app: ASGIApp = Gate(_WithApp(router), service)
+    app: ASGIApp = Errors(Gate(_WithApp(router), service))
     if service.settings.cors:
         app = CORSMiddleware(
             app, allow_origins=service.settings.cors, allow_methods=["GET", "POST"], allow_headers=["*"], max_age=600

@@ -17,7 +17,7 @@ _OPEN_PATHS = frozenset({"/", "/chat.js", "/chat.css", "/health"})
 
 
 class Shell:
-    """Turns exceptions into answers, counts and logs. The outermost layer."""
+    """Counts and logs. The outermost layer."""
 
     def __init__(self, app: ASGIApp, service: Service, paths: frozenset[str]):
         self._app = app
@@ -43,15 +43,26 @@ class Shell:
             return message
 
         try:
-            error = await self._run(scope, counted_receive, counted_send, record)
-            if error is not None and record.status is None:
-                await error_response(error)(scope, counted_receive, counted_send)
+            await self._app(scope, counted_receive, counted_send)
         finally:
             # Names of unknown paths are the clients' own: as labels they would grow without bound.
             endpoint = record.path if record.path in self._paths else "other"
             metrics.requests[endpoint, record.outcome] += 1
             if endpoint not in ("/health", "/metrics") or record.outcome != "ok":
                 log.info("%s", _printable(record.line()))
+
+
+class Errors:
+    """Turns exceptions into answers. Inside the layer for other origins, which puts its headers on those too."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record: Record = scope["kt_record"]
+        error = await self._run(scope, receive, send, record)
+        if error is not None and record.status is None:
+            await error_response(error)(scope, receive, send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, record: Record) -> ApiError | None:
         try:
