@@ -30,7 +30,7 @@ class ByteText:
         return bytes(tokens).decode(errors="replace")
 
     def chat(self, messages, tools=None, **template_arguments) -> list[int]:
-        self.calls.append((messages, tools, template_arguments))
+        self.calls = [*self.calls[-9:], (messages, tools, template_arguments)]
         if any("REFUSE" in str(message["content"]) for message in messages):
             raise RequestError("the template refuses this")
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
@@ -94,7 +94,7 @@ class ScriptedEngine:
                 raise RuntimeError("the engine is closed")
             if len(self._waiting) >= self._max_queue:
                 raise QueueFullError(f"{self._max_queue} requests wait, which is as many as may")
-            self.submitted = [*self.submitted[-99:], request]
+            self.submitted = [*self.submitted[-9:], request]
             self._waiting.append(live)
             self._lock.notify()
         return live

@@ -22,6 +22,7 @@ from kt_kernel.server.settings import Settings
 
 _HEAD_SECONDS = 20.0  # a connection that has sent no whole request head by then is closed
 _LAST_SECONDS = 5.0  # for answers to say that they were cut off
+_CUT_OFF_SECONDS = 1.0  # for tasks to notice that nobody listens
 
 
 class BindError(OSError):
@@ -63,7 +64,12 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.loop.call_later(_HEAD_SECONDS, self._close_if_silent)
+        self._patience = self.loop.call_later(_HEAD_SECONDS, self._close_if_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # The timer would keep the connection, and all that it holds, in memory.
+        self._patience.cancel()
+        super().connection_lost(exc)
 
     def _close_if_silent(self) -> None:
         if self.cycle is None and not self.transport.is_closing():
@@ -118,8 +124,15 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             cancelling.cancel()
-            self.service.cancel_all()
+            await self._cut_off()
             self.service.close()
+
+    async def _cut_off(self) -> None:
+        """Ends what is left after a stop at once, as if the clients had gone."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(list(self.server_state.tasks), timeout=_CUT_OFF_SECONDS)
 
     async def _cancel_late(self) -> None:
         """Cancelled requests still say so to their clients; whoever does not listen to that is cut off."""

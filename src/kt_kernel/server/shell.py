@@ -14,6 +14,7 @@ from kt_kernel.server.service import Service, log
 
 # The page is open so that it can ask for the key.
 _OPEN_PATHS = frozenset({"/", "/chat.js", "/chat.css", "/health"})
+_HEADER_BYTES = 32 << 10
 
 
 class Shell:
@@ -105,6 +106,10 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > _HEADER_BYTES:
+            raise ApiError(
+                431, f"the headers are larger than the limit of {_HEADER_BYTES} bytes", code="headers_too_large"
+            )
         self._check_host(headers)
         self._check_origin(headers)
         if self._key is not None and scope["path"] not in _OPEN_PATHS:
