@@ -117,6 +117,11 @@ class CheckpointExperts:
                 "[E, H, 2I] and [E, I, H], as gpt-oss has them"
             )
 
+    @property
+    def alternating(self) -> bool:
+        """Whether outputs of gate and up alternate in their tensor."""
+        return self._scheme.packed and self._layout.alternating
+
     def _sizes_of_first(self) -> Sizes:
         stem = self._name("down", 0)
         if self._mxfp4:
