@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kt_kernel.engine.api import Sampling
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from kt_kernel.engine.chunks import ChunkPlan
     from kt_kernel.engine.engine import SlotEngine
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 # Of a request that runs alone, whose chunks bound nothing but memory and the time until a cancel is seen.
 ALONE_CHUNK = 512
+UNKNOWN_CONTEXT = 8192  # of models whose config does not tell
 
 
 def open_engine(
@@ -58,14 +59,18 @@ def open_engine(
         raise ValueError(f"chunk_tokens is {chunk_tokens}: it must be a power of two")
 
     import torch
+    from transformers import AutoConfig
 
     from kt_kernel.engine.engine import SlotEngine
+    from kt_kernel.engine.sizes import check_sizes
     from kt_kernel.engine.text import end_tokens, open_text
 
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    check_sizes(slots, context, _model_context(config))
     torch.set_num_threads(threads or _physical_cores())
     text = open_text(path, trust_remote_code)
     start = time.perf_counter()
-    model = _load_model(path, method, threads, trust_remote_code)
+    model = _load_model(path, config, method, threads, trust_remote_code)
     log.info("%s loaded in %.1f s", model.config.model_type, time.perf_counter() - start)
     with torch.inference_mode():
         forward = _sized_forward(model, slots, context)
@@ -99,18 +104,23 @@ def _physical_cores() -> int:
     return physical_cores()
 
 
-def _load_model(path: Path, method: str, threads: int | None, trust_remote_code: bool) -> "PreTrainedModel":
+def _model_context(config: "PreTrainedConfig") -> int:
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or UNKNOWN_CONTEXT
+
+
+def _load_model(
+    path: Path, config: "PreTrainedConfig", method: str, threads: int | None, trust_remote_code: bool
+) -> "PreTrainedModel":
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from kt_kernel.hf import KTConfig
     from kt_kernel.hf.experts import find_experts
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     plugin = {}
-    if find_experts(skeleton):
+    if list(find_experts(skeleton)):
         plugin["quantization_config"] = KTConfig(method=method, threads=threads)
     else:
         log.info("%s has no experts: transformers computes all of it", config.model_type)
@@ -126,8 +136,7 @@ def _sized_forward(model: "PreTrainedModel", slots: int | None, context: int | N
     from kt_kernel.engine.forward import PROBE_TOKENS, SlotForward, open_forward
     from kt_kernel.engine.sizes import choose_sizes
 
-    text_config = model.config.get_text_config(decoder=True)
-    model_context = getattr(text_config, "max_position_embeddings", None) or 4096
+    model_context = _model_context(model.config)
     forward = open_forward(model, slots=2, context=PROBE_TOKENS)
     if not isinstance(forward, SlotForward):
         forward.context = choose_sizes(1, context, model_context, 0, available_bytes())[1]

@@ -8,15 +8,19 @@ USUAL_CONTEXT = 32768
 SHORT_CONTEXT = 4096
 
 
-def choose_sizes(
-    slots: int | None, context: int | None, model_context: int, bytes_per_token: int, available_bytes: int
-) -> tuple[int, int]:
-    """(slots, context). What is given is kept; ValueError if it cannot be, whatever the other were."""
+def check_sizes(slots: int | None, context: int | None, model_context: int) -> None:
+    """Before the model is loaded. ValueError: what no memory would make possible."""
     for name, given in (("slots", slots), ("context", context)):
         if given is not None and given < 1:
             raise ValueError(f"{name} is {given}: it must be at least 1")
     if context is not None and context > model_context:
         raise ValueError(f"context is {context}: the model was made for {model_context} tokens at most")
+
+
+def choose_sizes(
+    slots: int | None, context: int | None, model_context: int, bytes_per_token: int, available_bytes: int
+) -> tuple[int, int]:
+    """(slots, context). What is given, and was checked, is kept; ValueError if it needs more than there is."""
     tokens = int(available_bytes * MEMORY_SHARE) // max(bytes_per_token, 1)
     if slots is None:
         slots = _fitting_slots(tokens, context or min(model_context, USUAL_CONTEXT), context is not None)
