@@ -63,7 +63,7 @@ class Pattern:
     masks: dict[tuple[int, int, int], tuple[int, torch.Tensor | None]] = field(default_factory=dict)
 
     def keys(self, first: int, last: int, groups: int, device: torch.device) -> tuple[int, torch.Tensor | None]:
-        """Of queries first..last - 1: the first key that matters, and the mask of keys up to last; None: all are seen."""
+        """Of queries first..last - 1: the first key that matters, and the mask of keys up to last; None: all seen."""
         found = self.masks.get((first, last, groups))
         if found is None:
             found = self._keys(first, last, groups, device)
@@ -86,7 +86,7 @@ class Pattern:
 
 
 def mask(*, mask_function: Callable = causal_mask_function, local_size: int | None = None, **sizes: object):
-    """A stand-in for the mask, with the pattern as an attribute: models hand it to `attend` or lose it, which is told."""
+    """A stand-in for the mask, with the pattern as an attribute: models hand it to `attend`, or the loss is noticed."""
     if sizes.get("attention_mask") is not None:
         raise ValueError("attention 'kt' takes no padding mask")
     stand_in = torch.empty(1, 1, 1, 1, device=sizes.get("device"))
@@ -116,7 +116,7 @@ def attend(
     softcap: float | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """query [rows, heads, n, d]; key and value of a row [1, kv_heads, length, d], of several [slots, kv_heads, max_len, d]."""
+    """query [rows, heads, n, d]; key and value of one row [1, kv_heads, length, d], of more [slots, .., max_len, d]."""
     if unknown := [name for name, given in others.items() if given is not None and name not in _HARMLESS]:
         raise ValueError(f"attention 'kt' does not know {', '.join(unknown)}")
     rows: Rows | None = getattr(_step, "rows", None)
@@ -133,7 +133,7 @@ def attend(
 
 
 def _attend_row(query, key, value, position, pattern, scale, sinks, softcap, out) -> None:
-    """query [heads, n, d] at positions position.. over key [kv_heads, >= position + n, d]; out [n, heads, d of value]."""
+    """query [heads, n, d] at positions position.. over key [kv_heads, position + n or more, d]; out [n, heads, dv]."""
     heads, n, depth = query.shape
     kv_heads = len(key)
     groups = heads // kv_heads

@@ -1,8 +1,8 @@
 """Where prompts are cut for prefill, so that running decodes wait for a bounded time only.
 
-Cuts are multiples of powers of two that depend on the position in the prompt and on nothing else. They are fixed when the
-engine starts: a request is cut alike whatever else runs, and so computed alike, to the bit. A prefix is reused up to a cut,
-for the same reason; at worst one chunk is computed again.
+Cuts are multiples of powers of two that depend on the position in the prompt and on nothing else. They are fixed when
+the engine starts: a request is cut alike whatever else runs, and so computed alike, to the bit. A prefix is reused up
+to a cut, for the same reason; at worst one chunk is computed again.
 """
 
 import time
@@ -17,7 +17,7 @@ FAR = 2048
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """(start, size) of ranges: sizes are powers of two and get smaller; a range starts at a multiple of the size before."""
+    """(start, size) of ranges. Sizes are powers of two and get smaller; a start is a multiple of the size before."""
 
     ranges: tuple[tuple[int, int], ...]
 

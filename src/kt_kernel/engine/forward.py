@@ -1,8 +1,8 @@
 """The two calls that the scheduler makes of a model: prefill of one slot, decode of many.
 
 SlotForward runs transformers' forward over a SlotCache; families whose layers keep a state instead of keys run in
-OwnCacheForward, one request at a time on the cache that transformers makes for them. `open_forward` chooses, and believes
-neither: a short text must give the logits of a forward without any cache.
+OwnCacheForward, one request at a time on the cache that transformers makes for them. `open_forward` chooses, and
+believes neither: a short text must give the logits of a forward without any cache.
 """
 
 import logging
@@ -53,11 +53,15 @@ class SlotForward:
     def __init__(self, model: PreTrainedModel, slots: int, context: int):
         model.set_attn_implementation(attention.NAME)
         self.model = model
+        self.decoder = "transformers"
+        self._native: Decode | None = None
+        self.resize(slots, context)
+
+    def resize(self, slots: int, context: int) -> None:
+        """Drops what all slots hold."""
         self.slots = slots
         self.context = context
         self.cache = SlotCache(slots, context)
-        self.decoder = "transformers"
-        self._native: Decode | None = None
 
     def prefill(self, slot: int, tokens: Sequence[int]) -> torch.Tensor:
         return self._run([slot], [tokens])[0]
@@ -94,7 +98,7 @@ class SlotForward:
         return True
 
     def use_native(self, build: Callable[[PreTrainedModel, SlotCache], "Decode | str"]) -> None:
-        """Decodes natively from now on if `build` can and its logits are transformers'; says so in a log line if not."""
+        """Decodes natively from now on if `build` can and its logits are transformers'; a log line says why not."""
         native = build(self.model, self.cache)
         reason = native if isinstance(native, str) else self._difference(native)
         if reason is None:
@@ -200,11 +204,11 @@ def holds_keys_only(model: PreTrainedModel) -> bool:
     return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
-def probe_tokens(model: PreTrainedModel) -> list[int]:
+def probe_tokens(model: PreTrainedModel, length: int = PROBE_TOKENS) -> list[int]:
     """A text of no meaning, the same for every start; special tokens, which are first or last, are left out."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(vocabulary // 4, max(vocabulary // 2, 1), (PROBE_TOKENS,), generator=generator).tolist()
+    return torch.randint(vocabulary // 4, max(vocabulary // 2, 1), (length,), generator=generator).tolist()
 
 
 def _probe_error(forward: Forward, tokens: list[int], expected: torch.Tensor) -> float:
@@ -234,7 +238,7 @@ def _probe_error(forward: Forward, tokens: list[int], expected: torch.Tensor) ->
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Median over rows of |got - wanted| / |wanted - its mean|: an expert chosen otherwise in a row or two is forgiven."""
+    """Median over rows of |got - wanted| / |wanted - its mean|: a row or two with other experts are forgiven."""
     spread = (wanted - wanted.mean(-1, keepdim=True)).norm(dim=-1)
     error = ((got - wanted).norm(dim=-1) / spread.clamp_min(1e-20)).median().item()
     return error if error == error else float("inf")

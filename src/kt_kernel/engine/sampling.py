@@ -20,7 +20,7 @@ import torch
 
 from kt_kernel.engine.api import RequestError, Sampling
 
-# Width of a bin of -log p when the edge of top_p is looked for, and where the last bin begins: 256 nats below the largest.
+# Bins of -log p, in which the edge of top_p is looked for; the last one begins 256 nats below the largest.
 _BINS_PER_NAT, _BINS = 16, 4096
 _DRAW_BLOCK = 512
 # exp(-12) of the largest probability: on text nearly always enough to hold top_p, and few.

@@ -1,6 +1,7 @@
-"""What the engine does next. One step: admit, prefill one chunk of one prompt, decode one token of every running answer.
+"""What the engine does next. One step: prefill one chunk of one prompt, decode one token of every running answer.
 
-So running answers wait for one chunk at most, and prompts are served in the order they came. Nothing here knows threads.
+So running answers wait for one chunk at most, and prompts are served in the order they came. Nothing here knows of
+threads.
 """
 
 import logging

@@ -9,7 +9,15 @@ from tokenizers.decoders import DecodeStream
 
 from kt_kernel.engine.api import RequestError
 
-_RESERVED = ("add_generation_prompt", "conversation", "padding", "return_dict", "return_tensors", "tokenize", "truncation")
+_RESERVED = (
+    "add_generation_prompt",
+    "conversation",
+    "padding",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "truncation",
+)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -85,7 +93,7 @@ def _chat_template(tokenizer) -> str | None:
 
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE writes a byte as its Latin-1 character if that is printable, else as the next one from U+0100 on."""
+    """Byte-level BPE writes a byte as its Latin-1 character if that is printable, else as one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -114,9 +122,7 @@ class TextStream:
         return after[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
-        return self._text.tokenizer.decode(
-            tokens, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
-        )
+        return self._text.tokenizer.decode(tokens, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False)
 
 
 class StopStrings:
