@@ -56,6 +56,18 @@ def test_sizes_are_measured(monkeypatch, speed, largest):
     assert sum(n * speed for _, n in calls) < max(8 * 0.2, 10 * 32 * speed)
 
 
+def test_a_moment_of_load_makes_no_chunk_smaller(monkeypatch):
+    now, calls = 0.0, 0
+    monkeypatch.setattr(chunks.time, "perf_counter", lambda: now)
+
+    def prefill(position: int, n: int) -> None:
+        nonlocal now, calls
+        calls += 1
+        now += n * 1e-3 * (20 if calls % 2 else 1)
+
+    assert measure(prefill, budget_s=0.2, context=1024).ranges[0] == (0, 128)
+
+
 def test_a_small_context_is_measured_too():
     found = measure(lambda position, n: None, budget_s=0.2, context=20)
     assert found.ranges == ((0, 32),)

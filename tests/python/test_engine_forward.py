@@ -6,6 +6,7 @@ from engine_cases import WINDOW, random_prompt, tiny_model
 
 from kt_kernel.engine import attention
 from kt_kernel.engine.forward import OwnCacheForward, SlotForward, open_forward, relative_error
+from kt_kernel.engine.rope import pin_frequencies
 
 SLOT_FAMILIES = [
     "mixtral",  # a window
@@ -195,6 +196,54 @@ def test_a_model_that_slots_get_wrong_runs_on_its_own_cache(monkeypatch, caplog)
     monkeypatch.setattr(OwnCacheForward, "prefill", lambda self, slot, tokens: torch.zeros(320))
     with pytest.raises(RuntimeError, match="qwen3_moe cannot be run with a cache: many requests at once"):
         open_forward(tiny_model("qwen3_moe"), slots=2, context=LENGTH)
+
+
+@torch.inference_mode()
+def test_one_wrong_slot_is_enough_to_refuse_slots(monkeypatch):
+    decode = SlotForward.decode
+
+    def wrong_second(self, slots, tokens, positions):
+        logits = decode(self, slots, tokens, positions)
+        logits[1:] = logits[1:].flip(-1)
+        return logits
+
+    monkeypatch.setattr(SlotForward, "decode", wrong_second)
+    assert isinstance(open_forward(tiny_model("qwen3_moe"), slots=2, context=LENGTH), OwnCacheForward)
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [8.0] * 8,
+    "short_mscale": 1.0,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 32,
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["phimoe", "qwen3_moe"])
+def test_frequencies_do_not_depend_on_the_longest_text(family):
+    """Beyond 32 tokens longrope takes other factors, for all rows of a forward."""
+    model = tiny_model(family, rope_parameters=LONGROPE, max_position_embeddings=64)
+    long, short = random_prompt(LENGTH, 1), random_prompt(12, 2)
+    expected = expected_logits(model, long)
+    assert pin_frequencies(model, 64) == 1
+    forward = SlotForward(model, 2, 64)
+    forward.prefill(0, long[:20])
+    logits = [forward.prefill(0, long[20:38])]
+    alone = [forward.prefill(1, short), forward.decode([1], [5], [12])[0]]
+    forward.keep(1, 12)
+    beside = forward.decode([0, 1], [long[38], 5], [38, 12])
+    torch.testing.assert_close(beside[1], alone[1], rtol=1e-4, atol=1e-4)
+    logits.append(beside[0])
+    assert relative_error(torch.stack(logits), expected[37:39]) < TOLERANCE
+
+
+@torch.inference_mode()
+def test_usual_frequencies_are_left_alone():
+    assert pin_frequencies(tiny_model("gemma4_text"), 64) == 0
 
 
 class Twin:

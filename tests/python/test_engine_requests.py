@@ -146,6 +146,8 @@ def test_an_answer_ends_before_a_stop_string(engine):
     assert found.last.finish == "stop"
     assert found.last.usage.completion_tokens < 40
     assert len(found.tokens) <= found.last.usage.completion_tokens
+    unfinished = answer(engine, replace(request, stop=(whole[-2:] + " never seen",)))
+    assert (unfinished.text, unfinished.last.finish) == (whole, "length")  # what was held back comes at the end
 
 
 def test_logprobs_come_with_the_text_of_their_tokens(engine):

@@ -212,29 +212,29 @@ def probe_tokens(model: PreTrainedModel, length: int = PROBE_TOKENS) -> list[int
 
 
 def _probe_error(forward: Forward, tokens: list[int], expected: torch.Tensor) -> float:
-    """A prompt in two pieces and a few single tokens; with slots, a second text of another length beside them."""
+    """A prompt in two pieces and a few single tokens; with slots, a second text of another length beside them.
+
+    Of the slot with the larger error.
+    """
     piece = len(tokens) // 4
     cut = len(tokens) // 2
-    got, wanted = [], []
-
-    def check(logits: torch.Tensor, positions: list[int]) -> None:
-        got.append(logits)
-        wanted.append(expected[positions])
-
+    slots = [0, 1][: forward.slots]
+    logits: list[dict[int, torch.Tensor]] = [{} for _ in slots]  # of each slot, by position
     if not forward.whole_prompts:
-        check(forward.prefill(0, tokens[:piece])[None], [piece - 1])
-        check(forward.prefill(0, tokens[piece:cut])[None], [cut - 1])
+        logits[0][piece - 1] = forward.prefill(0, tokens[:piece])
+        logits[0][cut - 1] = forward.prefill(0, tokens[piece:cut])
     else:
-        check(forward.prefill(0, tokens[:cut])[None], [cut - 1])
-    both = forward.slots > 1
-    if both:
-        check(forward.prefill(1, tokens[:piece])[None], [piece - 1])
+        logits[0][cut - 1] = forward.prefill(0, tokens[:cut])
+    if len(slots) > 1:
+        logits[1][piece - 1] = forward.prefill(1, tokens[:piece])
     for step in range(len(tokens) - cut):
-        positions = [cut + step, piece + step] if both else [cut + step]
-        check(forward.decode([0, 1][: len(positions)], [tokens[i] for i in positions], positions), positions)
-    for slot in range(min(forward.slots, 2)):
+        positions = [cut + step, piece + step][: len(slots)]
+        rows = forward.decode(slots, [tokens[position] for position in positions], positions)
+        for slot in slots:
+            logits[slot][positions[slot]] = rows[slot]
+    for slot in slots:
         forward.keep(slot, 0)
-    return relative_error(torch.cat(got), torch.cat(wanted))
+    return max(relative_error(torch.stack(list(found.values())), expected[list(found)]) for found in logits)
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:

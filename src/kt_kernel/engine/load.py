@@ -62,6 +62,7 @@ def open_engine(
     from transformers import AutoConfig
 
     from kt_kernel.engine.engine import SlotEngine
+    from kt_kernel.engine.rope import pin_frequencies
     from kt_kernel.engine.sizes import check_sizes
     from kt_kernel.engine.text import end_tokens, open_text
 
@@ -74,6 +75,8 @@ def open_engine(
     log.info("%s loaded in %.1f s", model.config.model_type, time.perf_counter() - start)
     with torch.inference_mode():
         forward = _sized_forward(model, slots, context)
+        if pin_frequencies(model, forward.context):
+            log.info("rotary frequencies are those of %d tokens, for texts of any length", forward.context)
         chunks = _chunks(forward, stall_ms / 1000, chunk_tokens)
         _use_native_decoder(forward)
     log.info("decode by %s; prompts in pieces of %s", forward.decoder, _sizes(chunks))

@@ -193,8 +193,7 @@ class Scheduler:
 
     def _fail(self, slot: Slot, error: BaseException) -> None:
         log.error("a request failed", exc_info=error)
-        self.forward.keep(slot.index, 0)
-        slot.tokens = []
+        slot.tokens = []  # and so nothing of it is kept for the next
         self._finish(slot, "error", f"{type(error).__name__}: {error}")
 
     def _release(self, slot: Slot) -> None:
