@@ -21,7 +21,7 @@ from scripted_engine import ScriptedEngine
 from server_cases import running, user
 
 CHAT = "/v1/chat/completions"
-SOAK_SECONDS = float(os.environ.get("KT_TEST_SOAK_SECONDS", "8"))
+SOAK_SECONDS = float(os.environ.get("KT_TEST_SOAK_SECONDS", "6"))
 
 
 async def streamed(client: openai.AsyncOpenAI, text: str) -> str:
