@@ -101,6 +101,7 @@ def test_options_reach_the_engine_and_the_server(capsys, started, tmp_path):
     assert engine == {"name": "mine", "slots": 3, "context": 100, "threads": 1, "method": "BF16", "max_queue": 7}
     settings = started["settings"]
     assert (settings.api_key, settings.cors) == ("k", ("https://a.example", "https://b.example"))
+    assert settings.limits.in_flight > 7
     assert (settings.limits.max_tokens, settings.grace_seconds, settings.strict_model) == (9, 4, True)
     assert set(settings.hosts) >= {"127.0.0.1", "localhost"}
     said = capsys.readouterr()
@@ -140,4 +141,4 @@ def test_the_command_loads_nothing_heavy_before_it_is_used():
 
 
 def test_the_default_settings_guard_this_machine_only():
-    assert set(QUICK.hosts) <= set(command._settings("127.0.0.1", None, None, None, False, 1.0, None).hosts)
+    assert set(QUICK.hosts) <= set(command._settings("127.0.0.1", None, None, None, False, 1.0).hosts)

@@ -2,7 +2,11 @@
 
 import http.client
 import json
+import logging
+import re
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -307,6 +311,30 @@ def test_metrics():
         assert buckets == sorted(buckets)
         assert buckets[-1] == values["kt_request_seconds_count"] == 1
         assert values["kt_http_received_bytes_total"] > 50
+
+
+def test_each_request_is_one_line_in_the_log(caplog):
+    caplog.set_level(logging.INFO, "kt_kernel.server")
+    with running() as served:
+        served.post(CHAT, asked(messages=user("words"), max_tokens=4))
+        list(served.stream(CHAT, asked(messages=user("FAIL"))))
+        served.raw("GET", "/a%0Ab%1B[31m")
+        served.raw("GET", "/health")
+        served.raw("GET", "/")
+        served.settle(lambda: len(caplog.messages) >= 3)
+    answered, failed, unknown = caplog.messages
+    assert re.fullmatch(
+        r"POST \S+ 200, 22 \(0 cached\) -> 4 tokens, first after \d\.\d\d s, [\d.]+ tokens/s, \d\.\d\d s", answered
+    )
+    assert failed.startswith("POST /v1/chat/completions failed, stream, ")
+    assert "the script says to fail" in failed
+    assert unknown.startswith("GET /a?b?[31m 404, ")
+
+
+def test_the_server_needs_neither_torch_nor_transformers():
+    code = "import sys, kt_kernel.server.serving; print({'torch', 'transformers'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "set()"
 
 
 def test_a_silent_stream_gets_pings():

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -111,7 +111,9 @@ def run(
             "max_queue": max_queue,
             "trust_remote_code": trust_remote_code,
         }
-        settings = _settings(host, api_key, cors, allow_host, strict_model, grace, max_tokens)
+        settings = _settings(host, api_key, cors, allow_host, strict_model, grace)
+        limits = replace(settings.limits, max_tokens=max_tokens, in_flight=max_queue + settings.limits.in_flight)
+        settings = replace(settings, limits=limits)
         start(choice, engine_options, bound, settings)
     except _EXPECTED as error:
         if env.debug():
@@ -172,10 +174,9 @@ def _settings(
     allow_host: list[str] | None,
     strict_model: bool,
     grace: float,
-    max_tokens: int | None,
 ) -> "Settings":
     from kt_kernel.server.serving import is_loopback
-    from kt_kernel.server.settings import Limits, Settings
+    from kt_kernel.server.settings import Settings
 
     hosts = tuple(allow_host or ())
     if is_loopback(host):
@@ -188,7 +189,6 @@ def _settings(
         hosts=hosts,
         strict_model=strict_model,
         grace_seconds=grace,
-        limits=Limits(max_tokens=max_tokens),
     )
 
 

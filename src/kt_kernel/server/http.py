@@ -89,9 +89,15 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def send_stream(send: Send, chunks: AsyncIterator[bytes]) -> None:
-    """Sends what the iterator yields as it comes."""
+    """Sends what the iterator yields as it comes. An error in the middle is its last event, and is raised then."""
     await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-    async for chunk in chunks:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    last, failure = b"", None
+    try:
+        async for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    except ApiError as error:
+        last, failure = sse(error.body()), error
     # Nothing may be awaited behind this: the end of an answer looks like a disconnect to whoever still receives.
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await send({"type": "http.response.body", "body": last, "more_body": False})
+    if failure is not None:
+        raise failure

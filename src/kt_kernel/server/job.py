@@ -53,7 +53,7 @@ class Envelope:
 
 
 async def stream_chunks(job: Job, generation: Generation) -> AsyncIterator[bytes]:
-    """The answer as server-sent events. An error in the middle is the last of them."""
+    """The answer as server-sent events; ApiError where it fails in the middle."""
     null_usage = {"usage": None} if job.wants_usage else {}
     opening = b"".join(sse({**chunk, **null_usage}) for chunk in job.opening())
     if opening:
@@ -66,8 +66,8 @@ async def stream_chunks(job: Job, generation: Generation) -> AsyncIterator[bytes
         for index, event in batch:
             failure = _failure(event)
             if failure is not None:
-                yield b"".join([*out, sse(failure.body())])
-                return
+                yield b"".join(out)
+                raise failure
             out += [sse({**chunk, **null_usage}) for chunk in job.take(index, event)]
         if out:
             yield b"".join(out)

@@ -15,6 +15,7 @@ class Record:
     stream: bool = False
     disconnected: bool = False
     failed: bool = False  # in the middle of a stream, when the status was sent already
+    reason: str | None = None  # of a failure
     started: float = field(default_factory=time.perf_counter)
     usage: list[Usage] = field(default_factory=list)
     first_token: float | None = None  # seconds
@@ -53,5 +54,7 @@ class Record:
             words.append(f"first after {self.first_token:.2f} s")
         if self.rate is not None:
             words.append(f"{self.rate:.1f} tokens/s")
+        if self.reason is not None:
+            words.append(self.reason)
         words.append(f"{time.perf_counter() - self.started:.2f} s")
         return ", ".join(words)

@@ -14,6 +14,7 @@ from kt_kernel.server.service import Service, log
 
 # The page is open so that it can ask for the key.
 _OPEN_PATHS = frozenset({"/", "/chat.js", "/chat.css", "/health"})
+_UNTOLD_PATHS = _OPEN_PATHS | {"/metrics"}  # what succeeds there is no news
 _HEADER_BYTES = 32 << 10
 
 
@@ -49,7 +50,7 @@ class Shell:
             # Names of unknown paths are the clients' own: as labels they would grow without bound.
             endpoint = record.path if record.path in self._paths else "other"
             metrics.requests[endpoint, record.outcome] += 1
-            if endpoint not in ("/health", "/metrics") or record.outcome != "ok":
+            if endpoint not in _UNTOLD_PATHS or record.outcome != "ok":
                 log.info("%s", _printable(record.line()))
 
 
@@ -70,6 +71,7 @@ class Errors:
             await self._app(scope, receive, send)
         except ApiError as error:
             record.failed = record.status is not None
+            record.reason = error.message if error.status >= 500 else None
             return error
         except HTTPException as error:
             return _from_starlette(error, scope)
@@ -143,8 +145,9 @@ class Gate:
             )  # fmt: skip
 
     def _check_key(self, headers: Headers) -> None:
+        # Headers are bytes that were read as Latin-1; the key is sent in UTF-8.
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self._key.encode()):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self._key.encode()):
             raise ApiError(
                 401,
                 "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",
