@@ -60,6 +60,18 @@ ANSWERS = {
         "Look.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
         '{"city": "Köln", "days": 2}<|tool_call_end|><|tool_calls_section_end|>',
     ),
+    "gemma": ("<|tool_call>", 'Look.<|tool_call>call:weather{city:<|"|>Köln<|"|>,days:2}<tool_call|>'),
+    "lfm2": ("<|tool_call_start|>", "Look.<|tool_call_start|>[weather(city='Köln', days=2)]<|tool_call_end|>"),
+    "nemotron": (
+        "<TOOLCALL>",
+        'Look.<TOOLCALL>[{"name": "weather", "arguments": {"city": "Köln", "days": 2}}]</TOOLCALL>',
+    ),
+    "granite": ("<|tool_call|>", 'Look.<|tool_call|>[{"name": "weather", "arguments": {"city": "Köln", "days": 2}}]'),
+    "seed": (
+        "<seed:tool_call>",
+        "Look.\n<seed:tool_call>\n<function=weather>\n<parameter=city>Köln</parameter>\n<parameter=days>2</parameter>\n"
+        "</function>\n</seed:tool_call>",
+    ),
     "mistral": ("[TOOL_CALLS]", 'Look.[TOOL_CALLS]weather[ARGS]{"city": "Köln", "days": 2}'),
     "llama": ("<|python_tag|>", '{"name": "weather", "parameters": {"city": "Köln", "days": 2}}'),
     "pythonic": ("[func_name1(", "[weather(city='Köln', days=2)]"),
@@ -136,6 +148,17 @@ def test_forms_of_their_own():
     assert parts_of("<tool_call> <arg_key>", ["<tool_call>now\n</tool_call>"]) == [("call", "now", {})]
     # Cut off by the end of the answer, but complete.
     assert parts_of("<tool_call>", ['<tool_call>{"name": "now", "arguments": {}}']) == [("call", "now", {})]
+
+
+def test_values_of_gemma():
+    answer = '<|tool_call>call:now{a:{b:[<|"|>x:{y,z}<|"|>,true,1.5],c_d:null}}<tool_call|>'
+    assert parts_of("<|tool_call>", list(answer)) == [
+        ("call", "now", {"a": {"b": ["x:{y,z}", True, 1.5], "c_d": None}})
+    ]
+    template = "<|channel>thought\n<channel|>"
+    answer = "<|channel>thought\nHm.<channel|>Yes."
+    for pieces in cuts(answer):
+        assert parts_of(template, pieces) == [("Reasoning", "Hm."), ("Content", "Yes.")]
 
 
 def test_ids_that_templates_want_back():

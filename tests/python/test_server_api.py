@@ -10,6 +10,8 @@ import openai
 from scripted_engine import PIECE, ScriptedEngine
 from server_cases import running, user
 
+from kt_kernel.engine.api import RequestError
+
 TOOL_TEMPLATE = "<think> </think> <tool_call>"
 TOOLS = [
     {
@@ -186,6 +188,26 @@ def test_content_parts_roles_and_calls_reach_the_template(with_tools, tool_clien
     assert arguments == {"enable_thinking": False}
 
 
+def test_templates_that_take_arguments_of_calls_as_text_only(with_tools, tool_client, monkeypatch):
+    text = with_tools.engine.text
+    chat = text.chat
+
+    def strict(messages, tools=None, **arguments):
+        if any(
+            not isinstance(call["function"]["arguments"], str) for m in messages for call in m.get("tool_calls", ())
+        ):
+            raise RequestError('can only concatenate str (not "dict") to str')
+        return chat(messages, tools, **arguments)
+
+    monkeypatch.setattr(text, "chat", strict)
+    called = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"a": "ü"}'}}
+    messages = [*user("x"), {"role": "assistant", "tool_calls": [called]}, {"role": "tool", "content": "noon"}]
+    tool_client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+    assert text.calls[-1][0][1]["tool_calls"][0]["function"]["arguments"] == '{"a": "ü"}'
+    with pytest.raises(openai.BadRequestError, match="the template refuses this"):
+        tool_client.chat.completions.create(model="m", messages=[*messages, *user("REFUSE")], tools=TOOLS)
+
+
 def test_tool_calls(tool_client):
     said = 'SAY Wait.\\n<tool_call>{"name": "now", "arguments": {"zone": "utc"}}</tool_call>'
     ask = {"model": "m", "messages": user(said), "tools": TOOLS}
@@ -228,7 +250,11 @@ def test_reasoning(tool_client):
 
 def test_reasoning_effort_none_switches_thinking_off(with_tools, tool_client):
     tool_client.chat.completions.create(model="m", messages=user("SAY x"), reasoning_effort="none")
-    assert with_tools.engine.text.calls[-1][2] == {"reasoning_effort": "none", "enable_thinking": False}
+    assert with_tools.engine.text.calls[-1][2] == {
+        "reasoning_effort": "none",
+        "enable_thinking": False,
+        "thinking": False,
+    }
 
 
 def test_completion(client):

@@ -61,8 +61,8 @@ def test_who_goes_away_frees_the_slot(stream):
         connection.close()
         started = time.monotonic()
         assert served.settle(served.idle)
-        # 20 words and more at 0.05 s for 3 letters would take seconds.
-        assert time.monotonic() - started < 0.7
+        # The whole answer would take 20 words at 0.05 s for 3 letters: 2 s at least.
+        assert time.monotonic() - started < 1.2
         assert served.engine.stats().finished == {"cancelled": 1}
         assert served.post(CHAT, {"messages": user("SAY x")})[0] == 200
         metrics = served.raw("GET", "/metrics")[2].decode()

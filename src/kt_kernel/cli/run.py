@@ -43,6 +43,9 @@ Slots = Annotated[
 Context = Annotated[
     int | None, typer.Option("--context", min=16, help="Tokens of prompt and answer (default: what memory allows).")
 ]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Worker threads (default: one for each physical core).")
+]
 Method = Annotated[str, typer.Option("--method", "-m", help="How experts are packed: auto, BF16, AMXINT8, INT4G, ...")]
 MaxQueue = Annotated[int, typer.Option("--max-queue", min=0, help="Requests that may wait; more get 429.")]
 MaxTokens = Annotated[
@@ -74,7 +77,7 @@ def run(
     port: Port = 8000,
     slots: Slots = None,
     context: Context = None,
-    threads: options.Threads = None,
+    threads: Threads = None,
     method: Method = "auto",
     max_queue: MaxQueue = 256,
     max_tokens: MaxTokens = None,

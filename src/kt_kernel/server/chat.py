@@ -8,7 +8,7 @@ import msgspec
 from kt_kernel.engine.api import Event, Request
 from kt_kernel.server import rules
 from kt_kernel.server.answers.parts import Call, Content, Parser, Reasoning
-from kt_kernel.server.errors import invalid
+from kt_kernel.server.errors import ApiError, invalid
 from kt_kernel.server.job import Envelope, chat_logprob
 from kt_kernel.server.protocol import ChatRequest, Message, Tool
 from kt_kernel.server.service import Service
@@ -43,7 +43,7 @@ async def prepare_chat(service: Service, asked: ChatRequest) -> "ChatJob":
     tools = _tools(service, asked)
     messages = _messages(service, asked.messages)
     arguments = _template_arguments(asked)
-    prompt = await service.with_text(service.engine.text.chat, messages, tools or None, **arguments)
+    prompt = await _prompt(service, messages, tools, arguments)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     prompt_end = ""
     if service.style.thinking:
@@ -63,6 +63,21 @@ async def prepare_chat(service: Service, asked: ChatRequest) -> "ChatJob":
         for i in range(len(requests))
     ]
     return ChatJob(asked, service.engine.name, requests, choices)
+
+
+async def _prompt(
+    service: Service, messages: list[dict[str, object]], tools: list[dict[str, object]], arguments: dict[str, object]
+) -> list[int]:
+    """Arguments of earlier calls are objects for most templates; those of DeepSeek V3 and V3.1 take text only."""
+    try:
+        return await service.with_text(service.engine.text.chat, messages, tools or None, **arguments)
+    except ApiError:
+        if not any(message.get("tool_calls") for message in messages):
+            raise
+        for message in messages:
+            for call in message.get("tool_calls", ()):
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return await service.with_text(service.engine.text.chat, messages, tools or None, **arguments)
 
 
 def _max_tokens(asked: ChatRequest) -> int | None:
@@ -87,7 +102,9 @@ def _template_arguments(asked: ChatRequest) -> dict[str, object]:
     if asked.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", asked.reasoning_effort)
         if asked.reasoning_effort == "none":
+            # What templates call it differs: Qwen and GLM, or DeepSeek V3.1.
             arguments.setdefault("enable_thinking", False)
+            arguments.setdefault("thinking", False)
     return arguments
 
 

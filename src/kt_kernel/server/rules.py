@@ -78,7 +78,8 @@ def check_max_tokens(value: int | None, name: str) -> int | None:
 
 
 def check_tokens(engine: Engine, tokens: Sequence[int], name: str) -> None:
-    for token in tokens:
+    # min and max, since a prompt may have millions of tokens and the event loop waits.
+    for token in (min(tokens), max(tokens)) if tokens else ():
         if not 0 <= token < engine.vocabulary_size:
             raise invalid(f"'{name}': token {token} is not in 0 to {engine.vocabulary_size - 1}", name)
 

@@ -12,6 +12,7 @@ from kt_kernel.server.answers.tool_forms import TOOL_FORMS, ToolForm
 THINKING = (
     ("<think>", "</think>", False),
     ("<seed:think>", "</seed:think>", False),
+    ("<|channel>thought", "<channel|>", True),
     ("[THINK]", "[/THINK]", True),
     ("<|START_THINKING|>", "<|END_THINKING|>", True),
 )

@@ -173,8 +173,12 @@ def read_llama(text: str, schemas: Schemas) -> list[Call]:
 
 def read_pythonic(text: str, schemas: Schemas) -> list[Call]:
     """[NAME(key=value, ...), ...], as Python would write it."""
-    text = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
-    tree = ast.parse(text, mode="eval").body
+    text = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>")
+    return _known(_pythonic_calls(text), schemas)
+
+
+def _pythonic_calls(text: str) -> list[Call]:
+    tree = ast.parse(text.strip(), mode="eval").body
     if not isinstance(tree, ast.List):
         raise ValueError("not a list of calls")
     calls = []
@@ -183,7 +187,23 @@ def read_pythonic(text: str, schemas: Schemas) -> list[Call]:
             raise ValueError("not a call with named arguments")
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in one.keywords}
         calls.append(_call(ast.unparse(one.func), arguments))
-    return _known(_some(calls), schemas)
+    return _some(calls)
+
+
+def read_marked_pythonic(text: str, schemas: Schemas) -> list[Call]:
+    """The same between marks, where any name counts: LFM2."""
+    return _pythonic_calls(text)
+
+
+def read_gemma(text: str, schemas: Schemas) -> list[Call]:
+    """call:NAME{key:<|"|>text<|"|>,key:2}: JSON but for its quotes, and keys without any."""
+    found = re.fullmatch(r"\s*call:([\w.\-]+)(\{.*\})\s*", text, re.DOTALL)
+    if not found:
+        raise ValueError("not a call")
+    parts = found[2].split('<|"|>')
+    parts[0::2] = [re.sub(r"([{,]\s*)([A-Za-z_][\w.\-]*)\s*:", r'\1"\2":', part) for part in parts[0::2]]
+    parts[1::2] = [json.dumps(part) for part in parts[1::2]]
+    return [_call(found[1], "".join(parts))]
 
 
 def _unframed(value: str) -> str:
@@ -206,7 +226,7 @@ def _known(calls: list[Call], schemas: Schemas) -> list[Call]:
 
 # The first whose probe fits is used: those that say more come first.
 TOOL_FORMS = (
-    ToolForm("dsml", (_DSML,), (f"<{_DSML}function_calls>",), f"</{_DSML}function_calls>", read_dsml),
+    ToolForm("dsml", (_DSML,), (f"<{_DSML}function_calls>",), f"</{_DSML}function_calls>", read_dsml, special=True),
     ToolForm(
         "deepseek",
         (_deepseek("tool calls begin"),),
@@ -224,6 +244,18 @@ TOOL_FORMS = (
         special=True,
     ),
     ToolForm("minimax", ("<minimax:tool_call>",), ("<minimax:tool_call>",), "</minimax:tool_call>", read_invoke),
+    ToolForm("gemma", ("<|tool_call>",), ("<|tool_call>",), "<tool_call|>", read_gemma, special=True),
+    ToolForm(
+        "lfm2",
+        ("<|tool_call_start|>",),
+        ("<|tool_call_start|>",),
+        "<|tool_call_end|>",
+        read_marked_pythonic,
+        special=True,
+    ),
+    ToolForm("nemotron", ("<TOOLCALL>",), ("<TOOLCALL>",), "</TOOLCALL>", read_hermes),
+    ToolForm("granite", ("<|tool_call|>",), ("<|tool_call|>",), None, read_hermes, special=True),
+    ToolForm("seed", ("<seed:tool_call>",), ("<seed:tool_call>",), "</seed:tool_call>", read_qwen_xml),
     ToolForm("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), None, read_mistral, special=True),
     ToolForm("glm", ("<tool_call>", "<arg_key>"), ("<tool_call>",), "</tool_call>", read_glm),
     ToolForm("qwen_xml", ("<tool_call>", "<function="), ("<tool_call>",), "</tool_call>", read_qwen_xml),
