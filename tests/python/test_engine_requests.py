@@ -31,6 +31,17 @@ class Watched(SlotForward):
         return super()._run(slots, tokens)
 
 
+def holding(forward: Watched, one: Answer):
+    """Passes events on; after the first one the model stands still until the gate is opened."""
+
+    def on_event(event):
+        if not one.events:
+            forward.gate.clear()
+        one(event)
+
+    return on_event
+
+
 @pytest.fixture
 def watched():
     with torch.inference_mode():
@@ -278,11 +289,12 @@ def test_running_answers_never_wait_for_more_than_one_chunk(watched):
     """Between two decodes of a running answer lies at most one call of the model, whatever is prefilled."""
     engine, forward = watched
     running = Answer()
-    ticket = engine.submit(greedy(random_prompt(5, 1), 100), running)
+    ticket = engine.submit(greedy(random_prompt(5, 1), 100), holding(forward, running))
     assert running.started.wait(30)
     others = [Answer() for _ in range(3)]
     for i, found in enumerate(others):
         engine.submit(greedy(random_prompt(70 + 10 * i, i), 4), found)
+    forward.gate.set()
     for found in others:
         found.wait()
     ticket.cancel()
@@ -349,14 +361,15 @@ def test_cancel_frees_the_slot_in_every_phase():
     engine = engine_of(forward)
     try:
         decoding, waiting = Answer(), Answer()
-        ticket = engine.submit(greedy(random_prompt(5, 1), 120), decoding)
+        ticket = engine.submit(greedy(random_prompt(5, 1), 120), holding(forward, decoding))
         other = engine.submit(greedy(random_prompt(5, 2), 120), waiting)
         assert decoding.started.wait(30)
         other.cancel()
+        ticket.cancel()
+        ticket.cancel()
+        forward.gate.set()
         assert waiting.wait().last.finish == "cancelled"
         assert waiting.last.usage.completion_tokens == 0
-        ticket.cancel()
-        ticket.cancel()
         assert decoding.wait().last.finish == "cancelled"
         assert decoding.last.usage.completion_tokens < 120
         wait_until(lambda: idle(engine))
@@ -424,11 +437,14 @@ def test_a_callback_that_fails_cancels_its_request(watched):
 
 
 def test_close_cancels_and_refuses_what_comes_later():
-    engine = tiny_engine(slots=1)
+    with torch.inference_mode():
+        forward = Watched(slots=1)
+    engine = engine_of(forward)
     found = [Answer() for _ in range(3)]
     for one in found:
-        engine.submit(greedy([1, 2, 3], 120), one)
+        engine.submit(greedy([1, 2, 3], 120), holding(forward, one))
     assert found[0].started.wait(30)
+    threading.Timer(0.1, forward.gate.set).start()
     engine.close()
     assert [one.wait(0.1).last.finish for one in found] == ["cancelled"] * 3
     with pytest.raises(RuntimeError, match="the engine is closed"):

@@ -129,8 +129,7 @@ class SlotEngine:
             ended = [job for job in self._waiting if closed or job.cancelled]
             admitted = self._take(ended)
         for job in ended:
-            job.end("cancelled")
-            self._scheduler.counts.finished["cancelled"] += 1
+            self._scheduler.end(job, "cancelled")
         if closed:
             self._scheduler.cancel_all()
             return False

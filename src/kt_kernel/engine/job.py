@@ -35,7 +35,7 @@ class Job:
         self.request = request
         self.max_tokens = max_tokens
         self.cancelled = False
-        self.finish: Finish | None = None
+        self.ended: Event | None = None  # the last event, which goes out once the slot is free
         self.cached_tokens = 0
         self.n_generated = 0
         self.last_token = -1
@@ -53,7 +53,7 @@ class Job:
         self.cancelled = True
 
     def accept(self, logits: np.ndarray) -> None:
-        """Chooses the next token, tells its text, and ends the request if it is the last."""
+        """Chooses the next token and tells its text, unless it is the last: then `ended` is there."""
         token = self._sampler.sample(logits)
         self.last_token = token
         self.n_generated += 1
@@ -68,7 +68,7 @@ class Job:
         text = self._stops.push(text)
         if self._stops.found:
             self._spoken = [spoken for spoken in self._spoken if spoken.start < self._sent + len(text)]
-            self._send(Event(text, self._take_logprobs(), "stop", self.usage()))
+            self.ended = Event(text, self._take_logprobs(), "stop", self._usage())
         elif self.n_generated >= self.max_tokens:
             self.end("length", text)
         elif text:
@@ -77,14 +77,16 @@ class Job:
     def end(self, finish: Finish, text: str = "", error: str | None = None) -> None:
         if finish in ("stop", "length"):
             text += self._stops.flush()
-        self._send(Event(text, self._take_logprobs(), finish, self.usage(), error))
+        self.ended = Event(text, self._take_logprobs(), finish, self._usage(), error)
 
-    def usage(self) -> Usage:
+    def tell_end(self) -> None:
+        self._send(self.ended)
+
+    def _usage(self) -> Usage:
         return Usage(len(self.request.prompt), self.cached_tokens, self.n_generated)
 
     def _send(self, event: Event) -> None:
         self._sent += len(event.text)
-        self.finish = event.finish
         try:
             self._on_event(event)
         except Exception:  # the server's fault, and no other request's concern

@@ -114,11 +114,11 @@ class Sampler:
 def _nucleus(z: np.ndarray, p: np.ndarray, top_p: float) -> np.ndarray:
     """Indices of the largest p that together have top_p of the sum, without sorting more than one bin of them.
 
-    A sort of 150,000 takes 13 ms, this 0.2 ms, or 0.9 ms where the distribution is flat.
+    A sort of 150,000 takes 13 ms; a draw with this takes 0.3 ms, or 0.9 ms where the distribution is flat.
     """
     wanted = top_p * p.sum(dtype=np.float64)
     near = np.flatnonzero(z > _NEAR)
-    if p[near].sum(dtype=np.float64) >= wanted:
+    if 4 * len(near) < len(z) and p[near].sum(dtype=np.float64) >= wanted:
         z, p = z[near], p[near]
     else:
         near = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kt_kernel.engine.api import Finish
 from kt_kernel.engine.chunks import ChunkPlan
 from kt_kernel.engine.forward import Forward
 from kt_kernel.engine.job import Job
@@ -68,15 +69,13 @@ class Scheduler:
         """Gives the job a free slot, with as much of its prompt as some slot has computed already."""
         self.counts.prompt_tokens += len(job.request.prompt)
         if job.max_tokens == 0:
-            job.end("length")
-            self._count(job)
+            self.end(job, "length")
             return
         try:
             slot, reused = self._place(job.request.prompt)
         except Exception as error:
             log.error("a request found no slot", exc_info=error)
-            job.end("error", error=f"{type(error).__name__}: {error}")
-            self._count(job)
+            self.end(job, "error", f"{type(error).__name__}: {error}")
             return
         slot.tokens = list(job.request.prompt[:reused])
         slot.job = job
@@ -184,10 +183,15 @@ class Scheduler:
             self._fail(slot, error)
             return
         self.counts.completion_tokens += 1
-        if slot.job.finish is not None:
+        if slot.job.ended is not None:
             self._release(slot)
 
-    def _finish(self, slot: Slot, finish: str, error: str | None = None) -> None:
+    def end(self, job: Job, finish: Finish, error: str | None = None) -> None:
+        """Of a job that has no slot."""
+        job.end(finish, error=error)
+        self._tell_end(job)
+
+    def _finish(self, slot: Slot, finish: Finish, error: str | None = None) -> None:
         slot.job.end(finish, error=error)
         self._release(slot)
 
@@ -197,10 +201,12 @@ class Scheduler:
         self._finish(slot, "error", f"{type(error).__name__}: {error}")
 
     def _release(self, slot: Slot) -> None:
-        self._count(slot.job)
+        """Before the end is told: who hears of it finds the slot free and the counts right."""
         if slot in self._admitted:
             self._admitted.remove(slot)
-        slot.job = None
+        job, slot.job = slot.job, None
+        self._tell_end(job)
 
-    def _count(self, job: Job) -> None:
-        self.counts.finished[job.finish] += 1
+    def _tell_end(self, job: Job) -> None:
+        self.counts.finished[job.ended.finish] += 1
+        job.tell_end()
