@@ -21,6 +21,7 @@ PIECE = 3  # characters of a token of an answer
 class ByteText:
     def __init__(self, template: str | None):
         self.template = template
+        self.declares_answers = False  # test_server_declared.py has one that does
         self.calls: list[tuple] = []  # messages, tools and template arguments as they came
 
     def encode(self, text: str) -> list[int]:

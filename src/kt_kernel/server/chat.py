@@ -7,6 +7,7 @@ import msgspec
 
 from kt_kernel.engine.api import Event, Request
 from kt_kernel.server import rules
+from kt_kernel.server.answers.declared import Declared
 from kt_kernel.server.answers.parts import Call, Content, Parser, Reasoning
 from kt_kernel.server.errors import ApiError, invalid
 from kt_kernel.server.job import Envelope, chat_logprob
@@ -44,10 +45,6 @@ async def prepare_chat(service: Service, asked: ChatRequest) -> "ChatJob":
     messages = _messages(service, asked.messages)
     arguments = _template_arguments(asked)
     prompt = await _prompt(service, messages, tools, arguments)
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    prompt_end = ""
-    if service.style.thinking:
-        prompt_end = await service.with_text(service.engine.text.decode, prompt[-_PROMPT_END:])
     requests = rules.engine_requests(
         service.engine,
         service.limits,
@@ -55,14 +52,23 @@ async def prepare_chat(service: Service, asked: ChatRequest) -> "ChatJob":
         [prompt],
         max_tokens=_max_tokens(asked),
         logprobs=_logprobs(service, asked),
-        special_text=service.style.special_text(bool(tools)),
+        special_text=service.engine.text.declares_answers or service.style.special_text(bool(tools)),
     )
     one_call = asked.parallel_tool_calls is False
-    choices = [
-        ChatChoice(i, service.style.parser(prompt_end, schemas), one_call, asked.logprobs is True)
-        for i in range(len(requests))
-    ]
+    parsers = await service.with_text(_parsers, service, prompt, tools, len(requests))
+    choices = [ChatChoice(i, parser, one_call, asked.logprobs is True) for i, parser in enumerate(parsers)]
     return ChatJob(asked, service.engine.name, requests, choices)
+
+
+def _parsers(
+    service: Service, prompt: Sequence[int], tools: Sequence[Mapping[str, object]], count: int
+) -> list[Parser]:
+    text = service.engine.text
+    if text.declares_answers:
+        return [Declared(text.answer_parser(prompt, tools or None), bool(tools)) for _ in range(count)]
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    prompt_end = text.decode(prompt[-_PROMPT_END:]) if service.style.thinking else ""
+    return [service.style.parser(prompt_end, schemas) for _ in range(count)]
 
 
 async def _prompt(
@@ -124,7 +130,7 @@ def _tools(service: Service, asked: ChatRequest) -> list[dict[str, object]]:
         )
     if len(tools) > service.limits.tools:
         raise invalid(f"'tools' has {len(tools)} entries; at most {service.limits.tools} may be", "tools")
-    if tools and not (service.style.form or service.style.harmony):
+    if tools and not (service.style.knows_tools or service.engine.text.declares_answers):
         raise invalid("'tools': the chat template of this model knows no tools", "tools", "unsupported_parameter")
     return [_tool(i, tool) for i, tool in enumerate(tools)]
 

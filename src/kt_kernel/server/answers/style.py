@@ -26,6 +26,10 @@ class Style:
     thinking_is_special: bool = False
     knows_developer: bool = False
 
+    @property
+    def knows_tools(self) -> bool:
+        return self.harmony or self.form is not None
+
     def special_text(self, with_tools: bool) -> bool:
         """Whether the marks come only if special tokens become text."""
         special_form = with_tools and self.form is not None and self.form.special
