@@ -77,9 +77,8 @@ def running(engine: ScriptedEngine | None = None, settings: Settings = QUICK, **
         settings = replace(settings, limits=Limits(**limits))
     bound = bind("127.0.0.1", 0)
     url, port = base_url(bound), bound.getsockname()[1]
-    server = Server(engine, settings)
     ready = threading.Event()
-    server.on_started = ready.set
+    server = Server(engine, settings, ready.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     try:

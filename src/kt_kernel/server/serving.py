@@ -95,7 +95,8 @@ class _Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """Stops on the first signal when requests have ended or their time is over, on the second at once."""
 
-    def __init__(self, engine: Engine, settings: Settings):
+    def __init__(self, engine: Engine, settings: Settings, on_started: Callable[[], None] | None = None):
+        self._on_started = on_started
         self.service = Service(engine, settings)
         self._grace = settings.grace_seconds
         config = uvicorn.Config(
@@ -119,6 +120,8 @@ class Server(uvicorn.Server):
         self.force_exit = self.force_exit or at_once
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if not self.force_exit:
+            log.warning("stopping: running requests get up to %g s; Ctrl-C again stops at once", self._grace)
         cancelling = asyncio.ensure_future(self._cancel_late())
         try:
             await super().shutdown(sockets)
@@ -156,16 +159,13 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self.should_exit:
-            log.warning("stopping: running requests get up to %g s; Ctrl-C again stops at once", self._grace)
+        # Nothing more: a handler may interrupt whatever holds a lock, or writes to the log.
         self.stop()
 
     async def main_loop(self) -> None:
-        if self.on_started is not None:
-            self.on_started()
+        if self._on_started is not None:
+            self._on_started()
         await super().main_loop()
-
-    on_started: Callable[[], None] | None = None
 
 
 def serve(
@@ -173,8 +173,6 @@ def serve(
 ) -> None:
     """Serves until a signal says to stop, then closes the engine."""
     try:
-        server = Server(engine, settings)
-        server.on_started = on_started
-        server.run(sockets=[bound])
+        Server(engine, settings, on_started).run(sockets=[bound])
     finally:
         engine.close()
