@@ -50,7 +50,8 @@ def create_app(service: Service) -> ASGIApp:
         return json_response({"object": "list", "data": [model]})
 
     async def one_model(request: Request) -> Response:
-        _check_model(service, request.path_params["name"])
+        if request.path_params["name"] != service.engine.name:
+            raise _no_such_model(service, request.path_params["name"])
         return json_response(model)
 
     async def health(request: Request) -> Response:
@@ -133,8 +134,12 @@ def _page_route(path: str, name: str, kind: str) -> Route:
 def _check_model(service: Service, name: str) -> None:
     """Most clients have some name of their own to send; it matters only if the server is told to be strict."""
     if service.settings.strict_model and name != service.engine.name:
-        message = f"there is no model '{name[:100]}' here; this server has '{service.engine.name}'"
-        raise ApiError(404, message, param="model", code="model_not_found")
+        raise _no_such_model(service, name)
+
+
+def _no_such_model(service: Service, name: str) -> ApiError:
+    message = f"there is no model '{name[:100]}' here; this server has '{service.engine.name}'"
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -40,7 +40,10 @@ def sse(content: object) -> bytes:
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """The whole body; 413 beyond ``limit`` bytes, as soon as that is known, and 408 if it takes too long."""
+    """The whole body; 413 beyond ``limit`` bytes, as soon as that is known, 408 if it takes too long, 415 if packed."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise ApiError(415, f"bodies in '{encoding[:40]}' are not read; send it as it is", code="content_encoding")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit:
         raise _too_large(limit)
