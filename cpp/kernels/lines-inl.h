@@ -53,8 +53,8 @@ struct Int4Nibbles {
   KT_INLINE typename V::Int steps() const { return V::set1_32(Int4::kStep * 0x00010001); }
 };
 
-// Byte `at` of the words of four lanes, spread over their bytes: in all of them, in the lower ones of both halves, or in
-// the lowest alone, zeros elsewhere. For shuffles, as wide as the widest vector.
+// Byte `at` of the words of four lanes, spread over their bytes: in all of them, in the lower ones of both halves, or
+// in the lowest alone, zeros elsewhere. For shuffles, as wide as the widest vector.
 enum class Spread { bytes, halves, word };
 struct SpreadIndex {
   alignas(64) uint8_t of_byte[4][64];
