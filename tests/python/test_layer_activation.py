@@ -97,9 +97,8 @@ def test_experts_without_gates(variant, weight_format):
 
 
 def test_a_layer_without_gates_is_smaller():
-    assert (
-        3 * without_gates("int8").layer.packed_bytes_per_expert == 2 * Case(SHAPE, "int8").layer.packed_bytes_per_expert
-    )
+    smaller, usual = without_gates("int8").layer, Case(SHAPE, "int8").layer
+    assert 0.65 < smaller.packed_bytes_per_expert / usual.packed_bytes_per_expert < 0.69
 
 
 @pytest.mark.parametrize(
