@@ -35,7 +35,9 @@ class Filler:
         wrapper.load_weights(store=self._config.store, progress=progress)
         biases = None
         if self.splits and self.found.module.has_bias:
-            biases = {name: getattr(self.found.module, name) for name in self.found.parameters if name.endswith("_bias")}
+            biases = {
+                name: getattr(self.found.module, name) for name in self.found.parameters if name.endswith("_bias")
+            }
         self._finish(wrapper, biases)
 
     def take(self, name: str, tensor: torch.Tensor) -> None:

@@ -111,8 +111,10 @@ class KTQuantizer(HfQuantizer):
 
     def param_element_size(self, model: nn.Module, param_name: str, param: torch.Tensor) -> float:
         """Experts take no memory of a GPU."""
-        return 0 if self.param_needs_quantization(model, param_name) else super().param_element_size(
-            model, param_name, param
+        return (
+            0
+            if self.param_needs_quantization(model, param_name)
+            else super().param_element_size(model, param_name, param)
         )
 
     @property
