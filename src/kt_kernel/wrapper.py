@@ -52,8 +52,8 @@ class KTMoEWrapper:
         skip_gpu_experts: do not load experts that are on the GPU now; they must stay there. None = what
             KT_KERNEL_SKIP_GPU_EXPERTS says.
         activation: "silu"; "swiglu_alpha", which clamps gates on both sides; "swigluoai", that of gpt-oss, which clamps
-            them from above, with 7 and 1.702 where limit and alpha are not given. None = what limit and alpha say; if
-            they say nothing, "swigluoai" if ``weight_path`` has a model that uses it.
+            them from above, with 7 and 1.702 where limit and alpha are not given; "gelu_tanh", that of Gemma. None =
+            what limit and alpha say; if they say nothing, what the model in ``weight_path`` uses.
         biases: experts have biases. None = if those in ``weight_path`` do.
     """
 

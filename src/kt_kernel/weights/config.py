@@ -36,6 +36,12 @@ SWIGLUOAI = "swigluoai"
 _SWIGLUOAI_MODELS = ("gpt_oss", "openai_privacy_filter")
 SWIGLUOAI_LIMIT, SWIGLUOAI_ALPHA = 7.0, 1.702
 
+GELU_TANH = "gelu_tanh"
+_GELU_TANH_NAMES = (GELU_TANH, "gelu_pytorch_tanh", "gelu_new", "gelu_fast")  # of transformers, the same function
+
+# What layers of files compute.
+COMPUTED = ("silu", SWIGLUOAI, GELU_TANH)
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -46,7 +52,7 @@ class ModelConfig:
     moe_intermediate_size: int
     num_layers: int
     moe_layers: tuple[int, ...]  # the layers that have experts
-    activation: str  # arguments of KTMoEWrapper, which computes "silu" and "swigluoai"
+    activation: str  # this and below: arguments of KTMoEWrapper, which computes those of COMPUTED
     swiglu_limit: float = 0.0
     swiglu_alpha: float = 0.0
 
@@ -111,6 +117,8 @@ def _activation(file: Path, fields: dict) -> tuple[str, float, float]:
     limit, alpha = (_number(file, fields, number) for number in ("swiglu_limit", "swiglu_alpha"))
     if name == "silu" and (alpha or fields.get("model_type") in _SWIGLUOAI_MODELS):
         name = SWIGLUOAI
+    if name in _GELU_TANH_NAMES:
+        name = GELU_TANH
     if name != SWIGLUOAI:
         return name, limit, alpha
     return name, limit or SWIGLUOAI_LIMIT, alpha or SWIGLUOAI_ALPHA
