@@ -1,5 +1,6 @@
 """Fills the layer of a module: from files, or from the tensors that transformers made."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,9 +36,8 @@ class Filler:
         wrapper.load_weights(store=self._config.store, progress=progress)
         biases = None
         if self.splits and self.found.module.has_bias:
-            biases = {
-                name: getattr(self.found.module, name) for name in self.found.parameters if name.endswith("_bias")
-            }
+            names = set(self.found.parameters) - set(self.dropped)
+            biases = {name: getattr(self.found.module, name) for name in names}
         self._finish(wrapper, biases)
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
@@ -106,18 +106,16 @@ class Filler:
 class Pack(ConversionOps):
     """Takes each finished parameter of experts, so that nothing is left to load."""
 
-    def __init__(self, fillers: dict[str, Filler]):
-        self._fillers = fillers  # by name of the module
-        self.failure: Exception | None = None
+    def __init__(self, fillers: dict[str, Filler], fail: Callable[[Exception], None]):
+        self._fillers, self._fail = fillers, fail  # by name of the module
 
     def convert(self, input_dict, missing_keys=None, **_):
         for full_name, tensors in input_dict.items():
             module, _, name = full_name.rpartition(".")
-            if self.failure is None:
-                try:
-                    self._fillers[module].take(name, tensors[0] if isinstance(tensors, list) else tensors)
-                except (ValueError, TypeError, RuntimeError, MemoryError) as error:
-                    self.failure = error  # transformers would bury it in a report; raised when the load has ended
+            try:
+                self._fillers[module].take(name, tensors[0] if isinstance(tensors, list) else tensors)
+            except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+                self._fail(error)
             self._fillers[module].found.drop([name])
             if missing_keys is not None:
                 missing_keys.discard(full_name)
