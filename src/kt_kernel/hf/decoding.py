@@ -64,6 +64,10 @@ class Decode(ConversionOps):
         self.hf_quantizer = hf_quantizer  # tells transformers not to cast what comes in
         self._target = target  # what the result is called; None: as the weights that other operations look for
 
+    def __deepcopy__(self, _: dict) -> "Decode":
+        """transformers copies converters for every parameter; the quantizer must stay the one that it is."""
+        return self
+
     def convert(self, input_dict, full_layer_name=None, model=None, **_):
         stems: dict[str, dict[str, list[torch.Tensor]]] = {}
         for pattern, tensors in input_dict.items():
