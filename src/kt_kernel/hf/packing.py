@@ -20,6 +20,7 @@ class Filler:
         """Without a path the experts come as tensors."""
         self.found, self._config, self._gpu_mask, self._path = found, config, gpu_mask, path
         self._tensors: dict[str, torch.Tensor] = {}
+        self._layer: KTLayer | None = None
 
     @property
     def splits(self) -> bool:
@@ -83,10 +84,13 @@ class Filler:
         )
 
     def _finish(self, wrapper: KTMoEWrapper, biases: dict[str, torch.Tensor] | None) -> None:
-        module = self.found.module
+        self._layer = KTLayer(wrapper, self._gpu_experts(wrapper, biases) if self.splits else None)
+
+    def install(self, device: torch.device) -> None:
+        """Gives the module its layer. Not before the load has ended: transformers makes buffers anew that it finds."""
         if self.splits:
-            module.kt_gpu_experts = self._gpu_experts(wrapper, biases)
-        module.kt_layer = KTLayer(wrapper, getattr(module, "kt_gpu_experts", None))
+            self.found.module.kt_gpu_experts = self._layer.on_gpu.to(device)
+        self.found.module.kt_layer = self._layer
 
     def _gpu_experts(self, wrapper: KTMoEWrapper, biases: dict[str, torch.Tensor] | None) -> GpuExperts:
         """The experts of the mask, decoded: they are what the CPU would compute with."""

@@ -138,20 +138,21 @@ class KTQuantizer(HfQuantizer):
             raise self._failure
         self._finish_tensors()
         self._fill_from_files()
-        for name, owner in self._aliases.items():
-            model.get_submodule(name).kt_layer = model.get_submodule(owner).kt_layer
-        self._place_on_gpu(model)
+        self._install(model)
         model.set_experts_implementation(NAME)
         self._fillers.clear()
         return model
 
-    def _place_on_gpu(self, model: nn.Module) -> None:
+    def _install(self, model: nn.Module) -> None:
         for name, filler in self._fillers.items():
-            if filler.splits and self.choices[name].way is not Way.TRANSFORMERS:
-                device = _device_beside(model, name)
-                filler.found.module.kt_gpu_experts.to(device)
-                if device.type == "cpu":
-                    _LOG.warning("gpu_experts of %s are on the CPU, where torch computes them: pass device_map", name)
+            if self.choices[name].way is Way.TRANSFORMERS:
+                continue
+            device = _device_beside(model, name)
+            filler.install(device)
+            if filler.splits and device.type == "cpu":
+                _LOG.warning("gpu_experts of %s are on the CPU, where torch computes them: pass device_map", name)
+        for name, owner in self._aliases.items():
+            model.get_submodule(name).kt_layer = model.get_submodule(owner).kt_layer
 
     def _finish_tensors(self) -> None:
         """A checkpoint that is quantised is decoded first, so its tensors are only there now."""
