@@ -30,6 +30,9 @@ _DTYPES = {
     torch.int64: ("I64", None, None),
 }
 
+# Scales of activations, which decoded weights do not need.
+IGNORED = r"\.(input|output|activation|[kqv])_scale(_inv)?$"
+
 
 class EncodedNames(NamedTuple):
     """What is encoded in a checkpoint, experts left out."""
