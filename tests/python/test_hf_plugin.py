@@ -276,6 +276,12 @@ def test_activations_are_found(model_type, fields, activation):
         assert find_activation(module) == activation
 
 
+def test_an_older_transformers_is_refused():
+    code = "import transformers; transformers.__version__ = '5.20.2'; import kt_kernel.hf"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError: kt_kernel.hf needs transformers 5.21 or later, and found 5.20.2" in result.stderr
+
+
 def test_importing_the_package_does_not_import_transformers():
     code = "import sys, kt_kernel; print('transformers' in sys.modules, 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["False"] * 2
