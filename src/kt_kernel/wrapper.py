@@ -197,7 +197,7 @@ class KTMoEWrapper:
 
     def load_weights_from_tensors(
         self,
-        gate_proj: "torch.Tensor",
+        gate_proj: "torch.Tensor | None",
         up_proj: "torch.Tensor",
         down_proj: "torch.Tensor",
         physical_to_logical_map: "torch.Tensor | Sequence[int] | None" = None,
@@ -205,7 +205,8 @@ class KTMoEWrapper:
     ) -> None:
         """Loads experts from tensors [E, I, H], [E, I, H] and [E, H, I], quantising them for ``method``.
 
-        Where experts have biases these are [E, I], [E, I] and [E, H], of gate, up and down.
+        Where experts have biases these are [E, I], [E, I] and [E, H], of gate, up and down. Where the activation has no
+        gates ("relu2") gate_proj is None.
         Writes what it quantised to ``weight_path`` if ``cpu_save`` was given, and nothing otherwise.
         """
         from kt_kernel import weights

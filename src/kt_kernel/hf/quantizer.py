@@ -40,7 +40,7 @@ class KTQuantizer(HfQuantizer):
         self._fillers: dict[str, Filler] = {}
         self._aliases: dict[str, str] = {}  # modules that share the experts of others
         self._encoded: decoding.EncodedNames | None = None
-        self._pack = Pack(self._fillers)
+        self._failure: Exception | None = None
 
     # Before
 
@@ -67,6 +67,8 @@ class KTQuantizer(HfQuantizer):
             for parameter in modules[name].parameters:
                 del model.all_tied_weights_keys[f"{name}.{parameter}"]
         ignored = {rf"^{re.escape(name)}\." for name in (*self._names(Way.FILES), *self._aliases)}
+        if self.pre_quantized:
+            ignored.add(decoding.IGNORED)
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ignored
         return model
 
@@ -107,12 +109,18 @@ class KTQuantizer(HfQuantizer):
         return choice is not None and choice.way is Way.TENSORS and name in self._fillers[module].found.parameters
 
     def get_quantize_ops(self) -> Pack:
-        return self._pack
+        return Pack(self._fillers, self.fail)
+
+    def fail(self, error: Exception) -> None:
+        """transformers would bury it in a report: the first one is raised when the load has ended."""
+        self._failure = self._failure or error
 
     def param_element_size(self, model: nn.Module, param_name: str, param: torch.Tensor) -> float:
         """Experts take no memory of a GPU."""
-        return 0 if self.param_needs_quantization(model, param_name) else super().param_element_size(
-            model, param_name, param
+        return (
+            0
+            if self.param_needs_quantization(model, param_name)
+            else super().param_element_size(model, param_name, param)
         )
 
     @property
@@ -128,21 +136,28 @@ class KTQuantizer(HfQuantizer):
     # After
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_):
+        if self._failure is not None:
+            raise self._failure
         self._finish_tensors()
         self._fill_from_files()
-        for name, owner in self._aliases.items():
-            model.get_submodule(name).kt_layer = model.get_submodule(owner).kt_layer
-        for name, filler in self._fillers.items():
-            if filler.splits and self.choices[name].way is not Way.TRANSFORMERS:
-                filler.found.module.kt_gpu_experts.to(_device_beside(model, name))
+        self._install(model)
         model.set_experts_implementation(NAME)
         self._fillers.clear()
         return model
 
+    def _install(self, model: nn.Module) -> None:
+        for name, filler in self._fillers.items():
+            if self.choices[name].way is Way.TRANSFORMERS:
+                continue
+            device = _device_beside(model, name)
+            filler.install(device)
+            if filler.splits and device.type == "cpu":
+                _LOG.warning("gpu_experts of %s are on the CPU, where torch computes them: pass device_map", name)
+        for name, owner in self._aliases.items():
+            model.get_submodule(name).kt_layer = model.get_submodule(owner).kt_layer
+
     def _finish_tensors(self) -> None:
         """A checkpoint that is quantised is decoded first, so its tensors are only there now."""
-        if self._pack.failure is not None:
-            raise self._pack.failure
         for name in self._names(Way.TENSORS):
             filler = self._fillers[name]
             for parameter in filler.missing if self.pre_quantized else ():
@@ -173,11 +188,11 @@ class KTQuantizer(HfQuantizer):
 
 
 def _folder(checkpoint_files: list[str] | None) -> Path | None:
-    """Of a checkpoint in safetensors."""
+    """Of a checkpoint in safetensors; its only file, if others lie beside it."""
     files = [Path(file) for file in checkpoint_files or ()]
     if not files or any(file.suffix != ".safetensors" for file in files):
         return None
-    return files[0] if len(files) == 1 else files[0].parent
+    return files[0] if len(files) == 1 and len(list(files[0].parent.glob("*.safetensors"))) > 1 else files[0].parent
 
 
 def _device_beside(model: nn.Module, name: str) -> torch.device:

@@ -1,7 +1,7 @@
 """Where the experts of a module come from.
 
-files         our own loader, from the mapped files: transformers never touches their bytes. Only where the names that it
-              reads are those that transformers' own conversion mapping leads to this module.
+files         our own loader, from the mapped files: transformers never touches their bytes. Only where transformers'
+              conversion mapping makes this module of the names that it reads.
 tensors       transformers renames and merges, we pack each finished tensor and drop it
 transformers  stays with transformers: our kernels do not compute it
 """
@@ -52,13 +52,19 @@ class KeyMap:
 
     def __init__(self, model: nn.Module):
         mapping = get_model_conversion_mapping(model)
-        self.renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-        self.converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-        self._by_pattern = {pattern: entry for entry in self.converters for pattern in entry.source_patterns}
+        self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        self._by_pattern = {pattern: entry for entry in self._converters for pattern in entry.source_patterns}
         self._prefix, self._state = model.base_model_prefix, model.state_dict()
 
+    def renamed(self, key: str) -> str:
+        """As converters see it."""
+        for renaming in self._renamings:
+            key, _ = renaming.rename_source_key(key)
+        return key
+
     def target(self, key: str) -> tuple[str, WeightConverter | None]:
-        name, pattern = rename_source_key(key, self.renamings, self.converters, self._prefix, self._state)
+        name, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self._state)
         return name, None if pattern is None else self._by_pattern[pattern]
 
 
@@ -71,8 +77,8 @@ def choose(found: ExpertsModule, path: Path | None, keys: KeyMap, given: bool) -
         return Choice(Way.FILES)
     if given:
         raise ValueError(
-            f"weight_path {path} cannot fill {found.name}: {reason}. Leave weight_path out to take the experts from the "
-            "checkpoint"
+            f"weight_path {path} cannot fill {found.name}: {reason}. Leave weight_path out to take the experts "
+            "from the checkpoint"
         )
     return Choice(Way.TENSORS, reason)
 
