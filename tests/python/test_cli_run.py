@@ -1,8 +1,10 @@
 """`kt run`: what it refuses before anything heavy, and what it does with an engine."""
 
 import logging
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from scripted_engine import ScriptedEngine
@@ -88,6 +90,12 @@ def test_missing_packages_are_one_line(capsys, monkeypatch):
     monkeypatch.setattr(command, "find_spec", lambda name: None if name in ("uvicorn", "msgspec") else found(name))
     assert kt("demo") == 1
     assert one_line(capsys) == "kt run: msgspec, uvicorn not found: pip install 'kt-kernel[engine]'\n"
+
+
+def test_what_is_looked_for_is_what_the_extra_installs():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    [extra] = re.findall(r"^engine = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert tuple(re.findall(r'^  "([\w-]+)', extra, re.MULTILINE)) == command._NEEDED
 
 
 def test_options_reach_the_engine_and_the_server(capsys, started, tmp_path):

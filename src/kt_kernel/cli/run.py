@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kt_kernel.server.settings import Settings
 
 DEMO = "demo"
-_NEEDED = ("h11", "jinja2", "msgspec", "platformdirs", "starlette", "transformers", "uvicorn")
+_NEEDED = ("h11", "jinja2", "msgspec", "starlette", "transformers", "uvicorn")  # the extra; a test compares
 _LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 # What a model or a setting that does not fit raises; anything else is a fault of ours and keeps its traceback.
 _EXPECTED = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
