@@ -11,7 +11,7 @@ from kt_kernel.weights.tensor_files import parse_json
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
 
 # Ours -> what families call it, first found first.
-_NAMES = {
+FIELD_NAMES = {
     "num_experts": ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
     "num_experts_per_tok": (
         "num_experts_per_tok",
@@ -20,6 +20,7 @@ _NAMES = {
         "moe_k",
         "moe_top_k",
         "num_selected_experts",
+        "top_k_experts",
     ),
     "hidden_size": ("hidden_size",),
     # Families whose layers all have experts call their size intermediate_size.
@@ -68,7 +69,7 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
         raise FileNotFoundError(f"{file} does not exist; the folder of a model has a config.json")
     whole = parse_json(file, file.read_bytes())
     fields = _text_fields(whole)
-    sizes = {ours: _size(file, fields, ours) for ours in _NAMES}
+    sizes = {ours: _size(file, fields, ours) for ours in FIELD_NAMES}
     if sizes["num_experts_per_tok"] > sizes["num_experts"]:
         raise ValueError(
             f"{file}: {sizes['num_experts_per_tok']} experts per token, but there are {sizes['num_experts']}"
@@ -131,7 +132,7 @@ def _text_fields(fields: dict) -> dict:
 
 
 def _size(file: Path, fields: dict, ours: str) -> int:
-    names = _NAMES[ours]
+    names = FIELD_NAMES[ours]
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:
         hint = "; is it a model with experts?" if ours.startswith("num_experts") else ""
