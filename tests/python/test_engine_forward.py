@@ -278,6 +278,10 @@ def test_a_native_decoder_is_used_if_it_agrees(caplog):
     assert "the native decoder failed: index 1" in caplog.text
     assert forward.decoder == "transformers"
 
+    fresh = SlotForward(model, 2, LENGTH)
+    fresh.use_native(lambda _, cache: f"{len(cache.keys)} layers have keys")
+    assert "decode stays with transformers: 2 layers have keys" in caplog.text
+
     twin = Twin(model, forward.cache)
     forward.use_native(lambda *_: twin)
     assert forward.decoder == "native"

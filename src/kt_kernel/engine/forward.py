@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from kt_kernel.engine import attention
+from kt_kernel.engine.sizes import MIN_CONTEXT
 from kt_kernel.engine.slots import SlotCache
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ Decode = Callable[[Sequence[int], Sequence[int], Sequence[int]], torch.Tensor]
 
 # bf16 rounding moves logits by 1 to 5 % over 48 layers, and now and then an expert; keys in the wrong place by 100 %.
 MAX_ERROR = 0.2
-PROBE_TOKENS = 16
+PROBE_TOKENS = MIN_CONTEXT
 
 
 class Forward(Protocol):
@@ -99,29 +100,39 @@ class SlotForward:
 
     def use_native(self, build: Callable[[PreTrainedModel, SlotCache], "Decode | str"]) -> None:
         """Decodes natively from now on if `build` can and its logits are transformers'; a log line says why not."""
-        native = build(self.model, self.cache)
-        reason = native if isinstance(native, str) else self._difference(native)
+        expected = self._probe_decode(None)  # this also makes the keys and values, which `build` takes the addresses of
+        reason = None
+        try:
+            native = build(self.model, self.cache)
+            if isinstance(native, str):
+                reason = native
+            elif (error := relative_error(self._probe_decode(native), expected)) > MAX_ERROR:
+                reason = f"the native decoder's logits differ by {error:.0%}"
+        except Exception as error:
+            reason = f"the native decoder failed: {error}"
         if reason is None:
             self._native, self.decoder = native, "native"
         else:
             log.info("decode stays with transformers: %s", reason)
 
-    def _difference(self, native: Decode) -> str | None:
+    def _probe_decode(self, native: Decode | None) -> torch.Tensor:
+        """Logits of the second half of a short text, in slots whose lengths differ."""
         tokens = probe_tokens(self.model)
         half = len(tokens) // 2
+        slots = list(range(min(2, self.slots)))
         logits = []
         try:
-            for self._native in (None, native):
-                self.keep(0, 0)
-                self.prefill(0, tokens[:half])
-                logits.append(torch.cat([self.decode([0], [tokens[i]], [i]) for i in range(half, len(tokens))]))
-        except Exception as error:
-            return f"the native decoder failed: {error}"
+            for slot in slots:
+                self.keep(slot, 0)
+                self.prefill(slot, tokens[slot:half])
+            self._native = native
+            for at in range(half, len(tokens)):
+                logits.append(self.decode(slots, [tokens[at]] * len(slots), [at - slot for slot in slots]))
         finally:
             self._native = None
-            self.keep(0, 0)
-        error = relative_error(logits[1], logits[0])
-        return f"the native decoder's logits differ by {error:.0%}" if not error <= MAX_ERROR else None
+            for slot in slots:
+                self.keep(slot, 0)
+        return torch.cat(logits)
 
 
 class OwnCacheForward:
