@@ -34,8 +34,8 @@ class Forward(Protocol):
     whole_prompts: bool  # prefill takes a prompt in one piece only
     can_go_back: bool  # keep() drops as much as is asked, else everything
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> torch.Tensor:
-        """Appends tokens to the slot; logits of the last one, float32 [vocabulary]."""
+    def prefill(self, slot: int, tokens: Sequence[int], n_logits: int = 1) -> torch.Tensor:
+        """Appends tokens to the slot; logits of the last one, float32 [vocabulary]. With n_logits = 0, none: [0]."""
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         """Appends one token to each slot, which holds `positions` tokens so far; logits, float32 [n, vocabulary]."""
@@ -64,8 +64,8 @@ class SlotForward:
         self.context = context
         self.cache = SlotCache(slots, context)
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> torch.Tensor:
-        return self._run([slot], [tokens])[0]
+    def prefill(self, slot: int, tokens: Sequence[int], n_logits: int = 1) -> torch.Tensor:
+        return self._run([slot], [tokens], n_logits)[0]
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         held = [self.cache.lengths[slot] for slot in slots]
@@ -76,7 +76,7 @@ class SlotForward:
         with self.cache.step(slots, 1):
             return self._native(slots, tokens, positions)
 
-    def _run(self, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _run(self, slots: Sequence[int], tokens: Sequence[Sequence[int]], n_logits: int = 1) -> torch.Tensor:
         n_tokens = len(tokens[0])
         starts = torch.tensor([[self.cache.lengths[slot]] for slot in slots])
         device = self.model.device
@@ -86,9 +86,9 @@ class SlotForward:
                 position_ids=(starts + torch.arange(n_tokens)).to(device),
                 past_key_values=self.cache,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=_rows_with_logits(n_tokens, n_logits),
             )
-        return output.logits[:, -1].float().cpu()
+        return output.logits.flatten(1).float().cpu()
 
     def keep(self, slot: int, length: int) -> int:
         self.cache.truncate(slot, length)
@@ -149,20 +149,20 @@ class OwnCacheForward:
         self._cache: object | None = None
         self._length = 0
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> torch.Tensor:
+    def prefill(self, slot: int, tokens: Sequence[int], n_logits: int = 1) -> torch.Tensor:
         try:
             output = self.model(
                 input_ids=torch.tensor([list(tokens)], device=self.model.device),
                 past_key_values=self._cache,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=_rows_with_logits(len(tokens), n_logits),
             )
         except BaseException:
             self.keep(slot, 0)  # some layers have taken the tokens, others not
             raise
         self._cache = output.past_key_values
         self._length += len(tokens)
-        return output.logits[0, -1].float().cpu()
+        return output.logits[0].flatten().float().cpu()
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         if list(slots) != [0] or list(positions) != [self._length]:
@@ -176,6 +176,11 @@ class OwnCacheForward:
 
     def copy(self, source: int, target: int, length: int) -> bool:
         return False
+
+
+def _rows_with_logits(n_tokens: int, n_logits: int) -> torch.Tensor:
+    """The head of a large vocabulary takes as long as several layers, and only the end of a prompt needs it."""
+    return torch.arange(n_tokens - n_logits, n_tokens)
 
 
 def open_forward(model: PreTrainedModel, slots: int, context: int) -> Forward:
@@ -211,7 +216,10 @@ def _candidates(model: PreTrainedModel, slots: int, context: int) -> list[tuple[
 
 def holds_keys_only(model: PreTrainedModel) -> bool:
     """Whether all layers of the cache that transformers would make are keys and values, whatever their window is."""
-    layers = DynamicCache(config=model.config).layers
+    try:
+        layers = DynamicCache(config=model.config).layers
+    except (AttributeError, KeyError, TypeError, ValueError):  # kinds of layers that only the model itself knows
+        return False
     return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
@@ -232,7 +240,7 @@ def _probe_error(forward: Forward, tokens: list[int], expected: torch.Tensor) ->
     slots = [0, 1][: forward.slots]
     logits: list[dict[int, torch.Tensor]] = [{} for _ in slots]  # of each slot, by position
     if not forward.whole_prompts:
-        logits[0][piece - 1] = forward.prefill(0, tokens[:piece])
+        forward.prefill(0, tokens[:piece], n_logits=0)
         logits[0][cut - 1] = forward.prefill(0, tokens[piece:cut])
     else:
         logits[0][cut - 1] = forward.prefill(0, tokens[:cut])

@@ -189,7 +189,7 @@ def _chunks(forward: "Forward", budget_s: float, chunk_tokens: int | None) -> "C
     def prefill(position: int, n: int) -> None:
         # Keys before position were never written; what they hold changes no time, and reading them takes no memory.
         forward.cache.lengths[0] = position
-        forward.prefill(0, tokens[:n])
+        forward.prefill(0, tokens[:n], n_logits=0)
         forward.keep(0, 0)
 
     return measure(prefill, budget_s, forward.context)

@@ -26,7 +26,7 @@ def choose_sizes(
     if slots is None:
         slots = _fitting_slots(tokens, context or min(model_context, USUAL_CONTEXT), context is not None)
     if context is None:
-        context = min(model_context, max(tokens // slots, 1))
+        context = min(model_context, max(tokens // slots, MIN_CONTEXT))
     needed_bytes = slots * context * bytes_per_token
     if needed_bytes > available_bytes:
         raise ValueError(
