@@ -115,6 +115,25 @@ def test_a_model_without_experts_is_served_too(tmp_path, caplog):
     assert "gemma2 has no experts: transformers computes all of it" in caplog.text
 
 
+def test_a_model_that_also_sees_is_served_for_text(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="kt_kernel.engine")
+    path = saved(tmp_path / "sees", tiny_model("qwen3_vl_moe", torch.bfloat16))
+    engine = open_engine(path, slots=2, context=64, threads=1)
+    try:
+        assert engine.stats().slots == 2
+        assert answer(engine, greedy(random_prompt(9, 1), 3)).last.finish == "length"
+    finally:
+        engine.close()
+    assert "qwen3_vl_moe is served for text only" in caplog.text
+
+
+def test_a_model_that_generates_nothing_is_refused(tmp_path):
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(ValueError, match="vit is no model that generates text"):
+        open_engine(tmp_path)
+
+
 def test_a_family_with_state_is_served_one_request_at_a_time(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="kt_kernel.engine")
     path = saved(tmp_path / "hybrid", tiny_model("qwen3_next", torch.bfloat16))

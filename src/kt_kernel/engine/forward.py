@@ -127,7 +127,8 @@ class SlotForward:
                 self.prefill(slot, tokens[slot:half])
             self._native = native
             for at in range(half, len(tokens)):
-                logits.append(self.decode(slots, [tokens[at]] * len(slots), [at - slot for slot in slots]))
+                rows = self.decode(slots, [tokens[at]] * len(slots), [at - slot for slot in slots])
+                logits.append(rows.clone())  # a decoder may use its memory again
         finally:
             self._native = None
             for slot in slots:

@@ -120,22 +120,32 @@ def _load_model(
     path: Path, config: "PreTrainedConfig", method: str, threads: int | None, trust_remote_code: bool
 ) -> "PreTrainedModel":
     import torch
-    from transformers import AutoModelForCausalLM
 
     from kt_kernel.hf import KTConfig
     from kt_kernel.hf.experts import find_experts
 
+    auto_class = _auto_class(config)
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        skeleton = auto_class.from_config(config, trust_remote_code=trust_remote_code)
     plugin = {}
     if list(find_experts(skeleton)):
         plugin["quantization_config"] = KTConfig(method=method, threads=threads)
     else:
         log.info("%s has no experts: transformers computes all of it", config.model_type)
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code, **plugin
-    )
+    model = auto_class.from_pretrained(path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code, **plugin)
     return model.eval()
+
+
+def _auto_class(config: "PreTrainedConfig") -> type:
+    """Models that also see are served for text if transformers has no text-only class for them."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if type(config) in AutoModelForCausalLM._model_mapping or hasattr(config, "auto_map"):
+        return AutoModelForCausalLM
+    if type(config) in AutoModelForImageTextToText._model_mapping:
+        log.info("%s is served for text only", config.model_type)
+        return AutoModelForImageTextToText
+    raise ValueError(f"{config.model_type} is no model that generates text, as far as transformers knows")
 
 
 def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | None) -> None:
