@@ -1,6 +1,9 @@
 """Logits over slots, or over a family's own cache, are those of a forward without any cache."""
 
 import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed: the engine was not tested")
+
 import torch
 from engine_cases import WINDOW, random_prompt, tiny_model
 

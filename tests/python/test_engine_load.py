@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed: the engine was not tested")
+
 import torch
 from engine_cases import Answer, answer, greedy, random_prompt, tiny_model, tiny_tokenizer
 

@@ -6,6 +6,9 @@ import time
 from dataclasses import replace
 
 import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed: the engine was not tested")
+
 import torch
 from engine_cases import Answer, answer, engine_of, greedy, random_prompt, tiny_engine, tiny_model
 
