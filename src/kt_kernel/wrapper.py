@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from kt_kernel.kt_kernel_ext import CPUInfer
+    from kt_kernel.weights.progress import Report
 
 _UNLIMITED = 1 << 30  # tokens
 # What the core's messages call our arguments.
@@ -51,8 +52,8 @@ class KTMoEWrapper:
         skip_gpu_experts: do not load experts that are on the GPU now; they must stay there. None = what
             KT_KERNEL_SKIP_GPU_EXPERTS says.
         activation: "silu"; "swiglu_alpha", which clamps gates on both sides; "swigluoai", that of gpt-oss, which clamps
-            them from above, with 7 and 1.702 where limit and alpha are not given. None = what limit and alpha say; if
-            they say nothing, "swigluoai" if ``weight_path`` has a model that uses it.
+            them from above, with 7 and 1.702 where limit and alpha are not given; "gelu_tanh", that of Gemma. None =
+            what limit and alpha say; if they say nothing, what the model in ``weight_path`` uses.
         biases: experts have biases. None = if those in ``weight_path`` do.
     """
 
@@ -165,10 +166,17 @@ class KTMoEWrapper:
 
     # Weights
 
-    def load_weights(self, physical_to_logical_map: "torch.Tensor | Sequence[int] | None" = None) -> None:
+    def load_weights(
+        self,
+        physical_to_logical_map: "torch.Tensor | Sequence[int] | None" = None,
+        *,
+        store: "str | os.PathLike[str] | None" = None,
+        progress: "Report | None" = None,
+    ) -> None:
         """Loads the experts of this layer from ``weight_path``. Slot p gets logical expert ``map[p]``; None = p.
 
-        With KT_KERNEL_WEIGHT_STORE=folder they are also kept there as packed, and the next start reads that.
+        With a folder ``store``, or KT_KERNEL_WEIGHT_STORE, they are also kept there as packed, and the next start reads
+        that. ``progress(done, total)`` replaces the bar that a terminal gets after a second.
         """
         from kt_kernel import weights
 
@@ -182,13 +190,14 @@ class KTMoEWrapper:
             self.layer_idx,
             logical_ids,
             skip=self._skipped(),
-            store=env.weight_store(),
+            progress=progress,
+            store=env.weight_store() if store is None else store,
         )
         self.moe = self._layer
 
     def load_weights_from_tensors(
         self,
-        gate_proj: "torch.Tensor",
+        gate_proj: "torch.Tensor | None",
         up_proj: "torch.Tensor",
         down_proj: "torch.Tensor",
         physical_to_logical_map: "torch.Tensor | Sequence[int] | None" = None,
@@ -196,7 +205,8 @@ class KTMoEWrapper:
     ) -> None:
         """Loads experts from tensors [E, I, H], [E, I, H] and [E, H, I], quantising them for ``method``.
 
-        Where experts have biases these are [E, I], [E, I] and [E, H], of gate, up and down.
+        Where experts have biases these are [E, I], [E, I] and [E, H], of gate, up and down. Where the activation has no
+        gates ("relu2") gate_proj is None.
         Writes what it quantised to ``weight_path`` if ``cpu_save`` was given, and nothing otherwise.
         """
         from kt_kernel import weights
