@@ -36,6 +36,7 @@ class Request:
     stop: tuple[str, ...] = ()  # the text ends before the first of them
     stop_tokens: tuple[int, ...] = ()  # besides the model's own
     ignore_eos: bool = False
+    special_text: bool = False  # special tokens become text too, but for the one that ends the answer
     # How many alternatives each token comes with; 0 = its own probability alone, None = nothing.
     logprobs: int | None = None
 
@@ -90,11 +91,14 @@ class Stats:
 
 
 class Text(Protocol):
-    """The tokenizer and templates of the model."""
+    """The tokenizer and templates of the model. The server calls it from one thread of its own."""
+
+    template: str | None  # the text of the chat template: the server reads from it how answers are written
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Special tokens included."""
 
     def chat(
         self,
@@ -110,6 +114,7 @@ class Engine(Protocol):
     context_length: int
     vocabulary_size: int
     text: Text
+    defaults: Sampling  # what generation_config.json asks for where a request says nothing
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> Ticket:
         """Returns at once. on_event is called on the engine's thread and must not block.
