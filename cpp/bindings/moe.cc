@@ -49,8 +49,11 @@ kt::ActivationKind activation_of(const std::optional<std::string>& name, float a
   if (*name == "silu") return Kind::silu;
   if (*name == "swiglu_alpha") return Kind::swiglu_alpha;
   if (*name == "swigluoai") return Kind::swigluoai;
+  if (*name == "gelu_tanh") return Kind::gelu_tanh;
+  if (*name == "relu2") return Kind::relu2;
   throw nb::value_error(
-      ("activation '" + *name + "' is unknown; the activations are: silu, swiglu_alpha, swigluoai").c_str());
+      ("activation '" + *name + "' is unknown; the activations are: silu, swiglu_alpha, swigluoai, gelu_tanh, relu2")
+          .c_str());
 }
 
 // A format, or those of gate, up and down with slashes between them.
@@ -90,10 +93,13 @@ std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format,
   return layer;
 }
 
-void load_expert(kt::Layer& layer, int expert, const WeightArray& gate, const WeightArray& up,
+void load_expert(kt::Layer& layer, int expert, const std::optional<WeightArray>& gate, const WeightArray& up,
                  const WeightArray& down) {
   const int H = layer.config().hidden, I = layer.config().intermediate;
-  const kt::ExpertWeights weights{weights_of("gate", gate, I, H), weights_of("up", up, I, H),
+  if (gate.has_value() != layer.config().activation.gated()) {
+    throw nb::value_error(gate ? "experts of this activation have no gates; pass None" : "gate is missing");
+  }
+  const kt::ExpertWeights weights{gate ? weights_of("gate", *gate, I, H) : nullptr, weights_of("up", up, I, H),
                                   weights_of("down", down, H, I)};
   raise_of([&] { return layer.load_expert(expert, weights); });
 }
@@ -111,8 +117,10 @@ void fill_random(kt::Layer& layer, uint64_t seed) {
 
 nb::tuple decode_expert(const kt::Layer& layer, int expert) {
   const int H = layer.config().hidden, I = layer.config().intermediate;
-  float *gate, *up, *down;
-  auto gate_array = matrix(I, H, &gate), up_array = matrix(I, H, &up), down_array = matrix(H, I, &down);
+  float *gate = nullptr, *up, *down;
+  nb::object gate_array = nb::none();
+  if (layer.config().activation.gated()) gate_array = nb::cast(matrix(I, H, &gate));
+  auto up_array = matrix(I, H, &up), down_array = matrix(H, I, &down);
   raise(layer.decode_expert(expert, gate, up, down));
   return nb::make_tuple(gate_array, up_array, down_array);
 }
@@ -158,8 +166,8 @@ void bind_moe(nb::module_& m) {
            "intermediate_size"_a, "max_tokens"_a, "variant"_a = nb::none(), "swiglu_limit"_a = 0.0f,
            "swiglu_alpha"_a = 0.0f, "activation"_a = nb::none(), "biases"_a = false, "group_size"_a = 0,
            nb::keep_alive<0, 2>())  // 1 is the class: new_ makes a __new__
-      .def("load_expert", &load_expert, "expert"_a, "gate"_a, "up"_a, "down"_a,
-           "Packs one expert: bf16 gate and up [I, H], down [H, I].")
+      .def("load_expert", &load_expert, "expert"_a, "gate"_a.none(), "up"_a, "down"_a,
+           "Packs one expert: bf16 gate and up [I, H], down [H, I]; gate is None where the activation has none.")
       .def("load_biases", &load_biases, "expert"_a, "gate"_a, "up"_a, "down"_a,
            "Of a layer with biases=True: f32 gate and up [I], down [H]. Each of its experts needs weights and biases.")
       .def("fill_random", &fill_random, "seed"_a, "Random weights in every expert, for measurements.")

@@ -156,7 +156,13 @@ KT_INLINE typename V::F32 activate(Activation a, typename V::F32 g, typename V::
     g = kKind == ActivationKind::swiglu_alpha ? within<V>(a.limit, g) : at_most<V>(a.limit, g);
     u = within<V>(a.limit, u);
   }
-  if constexpr (kKind != ActivationKind::silu) {
+  if constexpr (kKind == ActivationKind::gelu_tanh) {
+    // (1 + tanh z) / 2 = sigmoid(2 z), z = sqrt(2 / pi) (g + 0.044715 g^3). Beyond |g| = 15 the sigmoid is 0 or 1 in
+    // f32, and a g^3 that is infinite would only give NaN for a gate of 0 times it.
+    const auto h = within<V>(15.0f, g);
+    const auto cubic = V::fma(V::mul(h, h), V::set1_f32(0.044715f), V::set1_f32(1.0f));
+    return gated<V>(g, V::mul(V::mul(h, cubic), V::set1_f32(-2 * 0.79788456f * 1.44269504f)), u);
+  } else if constexpr (kKind != ActivationKind::silu) {
     // Not times alpha * log2(e): that may be infinite, and times a gate of 0 NaN.
     const auto exponent = V::mul(V::mul(g, V::set1_f32(a.alpha)), minus_log2e);
     return gated<V>(g, exponent, V::add(u, V::set1_f32(1.0f)));
@@ -187,6 +193,20 @@ void swiglu_rows(const GateUp& c, int m, int pairs, Activation activation, uint1
   }
 }
 
+template <class V>
+void relu2_rows(const GateUp& c, int m, int pairs, uint16_t* h, size_t h_pitch) {
+  for (int i = 0; i < m; ++i) {
+    for (int p = 0; p < pairs; ++p) {
+      const float* up = c.up + i * c.pitch + p * c.step;
+      uint16_t* out = h + i * h_pitch + p * kPanelRows;
+      for (int v = 0; v < kPanelRows; v += V::kLanes) {
+        const auto u = V::max(V::zero_f32(), V::load_f32(up + v));
+        V::store_bf16(out + v, V::mul(u, u));
+      }
+    }
+  }
+}
+
 template <class V, ActivationKind kKind>
 void swiglu_of_kind(const GateUp& c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
   const bool limit = activation.limit > 0;
@@ -200,6 +220,10 @@ void swiglu(const GateUp& c, int m, int pairs, Activation activation, uint16_t* 
   switch (activation.kind) {
     case ActivationKind::silu:
       return swiglu_of_kind<V, ActivationKind::silu>(c, m, pairs, activation, h, h_pitch);
+    case ActivationKind::gelu_tanh:
+      return swiglu_of_kind<V, ActivationKind::gelu_tanh>(c, m, pairs, activation, h, h_pitch);
+    case ActivationKind::relu2:
+      return relu2_rows<V>(c, m, pairs, h, h_pitch);
     case ActivationKind::swiglu_alpha:
       return swiglu_of_kind<V, ActivationKind::swiglu_alpha>(c, m, pairs, activation, h, h_pitch);
     case ActivationKind::swigluoai:

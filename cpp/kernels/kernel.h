@@ -61,16 +61,22 @@ enum class ActivationKind : int {
   silu,          // silu(g) * u                     g to at most limit, u to -limit..limit
   swiglu_alpha,  // g * sigmoid(alpha g) * (u + 1)  g and u to -limit..limit: kt-kernel 0.4 to 0.7
   swigluoai,     // the same                        g to at most limit, u to -limit..limit: gpt-oss
+  gelu_tanh,     // gelu(g) * u, gelu by tanh       g to at most limit, u to -limit..limit: Gemma
+  relu2,         // max(u, 0)^2, without gates, limit and biases: Nemotron-H
 };
 
 struct Activation {
   ActivationKind kind = ActivationKind::silu;
   float limit = 0;  // 0: none
-  float alpha = 0;  // not of silu
+  float alpha = 0;  // of swiglu_alpha and swigluoai
+
+  bool gated() const { return kind != ActivationKind::relu2; }
+  bool sloped() const { return kind == ActivationKind::swiglu_alpha || kind == ActivationKind::swigluoai; }
 };
 
 // Products of gate and up: of row i and pair p the 16 at gate + i * pitch + p * step, and likewise of up. Biases, if
-// not null, lie as 16 of gate and 16 of up for each pair and are added.
+// not null, lie as 16 of gate and 16 of up for each pair and are added. An activation without gates looks at up only,
+// and has no biases.
 struct GateUp {
   const float* gate;
   const float* up;

@@ -53,23 +53,54 @@ struct Int4Nibbles {
   KT_INLINE typename V::Int steps() const { return V::set1_32(Int4::kStep * 0x00010001); }
 };
 
+// Byte `at` of the words of four lanes, spread over their bytes: in all of them, in the lower ones of both halves, or
+// in the lowest alone, zeros elsewhere. For shuffles, as wide as the widest vector.
+enum class Spread { bytes, halves, word };
+struct SpreadIndex {
+  alignas(64) uint8_t of_byte[4][64];
+};
+constexpr SpreadIndex spread_index(Spread spread) {
+  SpreadIndex index{};
+  for (int at = 0; at < 4; ++at) {
+    for (int i = 0; i < 64; ++i) {
+      const bool taken = spread == Spread::bytes || i % (spread == Spread::halves ? 2 : 4) == 0;
+      index.of_byte[at][i] = static_cast<uint8_t>(taken ? i % 16 / 4 * 4 + at : 0x80);
+    }
+  }
+  return index;
+}
+template <Spread kSpread>
+constexpr SpreadIndex kSpreadIndex = spread_index(kSpread);
+
+// The scales of 8 groups are nibbles of one word for each row: split once into bytes, s of the even groups and s of the
+// odd ones, so that a shuffle brings that of a group to where it is multiplied.
 template <class V>
 struct Int4gNibbles : Int4Nibbles<V> {
   static constexpr size_t kBlockBytes = Int4g::kBlockBytes;
-  typename V::Int packed, step;
+  typename V::Int scales, others;  // of this group and of the next; they change places in every group
+  int at;
 
   KT_INLINE void block(const uint8_t* lines) {
-    packed = V::load(lines);
+    const auto low = V::set1_32(0x0f0f0f0f), one = V::set1_32(0x01010101);
+    const auto packed = V::load(lines);
+    others = V::add_8(V::bit_and(packed, low), one);
+    scales = V::add_8(V::bit_and(V::template shift_right_16<4>(packed), low), one);
+    at = -1;
     Int4Nibbles<V>::block(lines + kLineBytes);
   }
   KT_INLINE void group() {
-    const auto s = V::add_32(V::bit_and(packed, V::set1_32(15)), V::set1_32(1));
-    step = V::bit_or(s, V::template shift_left_32<16>(s));
-    packed = V::template shift_right_32<4>(packed);
+    const auto next = others;
+    others = scales;
+    scales = next;
+    ++at;
     Int4Nibbles<V>::group();
   }
-  KT_INLINE typename V::Int steps() const { return step; }
-  KT_INLINE typename V::Int steps_32() const { return V::bit_and(step, V::set1_32(0xffff)); }
+  template <Spread kSpread>
+  KT_INLINE typename V::Int spread() const {
+    return V::look_up(scales, V::load(kSpreadIndex<kSpread>.of_byte[at / 2]));
+  }
+  KT_INLINE typename V::Int steps() const { return spread<Spread::halves>(); }
+  KT_INLINE typename V::Int steps_32() const { return spread<Spread::word>(); }
 };
 
 // The same weights as int8 lines with offset 128.
@@ -86,19 +117,20 @@ struct Int4Lines : Int4Nibbles<V> {
 
 template <class V>
 struct Int4gLines : Int4gNibbles<V> {
-  typename V::Int offset;
+  typename V::Int step, offset;
 
   KT_INLINE void group() {
     Int4gNibbles<V>::group();
-    const auto bytes = V::bit_or(this->step, V::template shift_left_32<8>(this->step));
+    const auto bytes = this->template spread<Spread::bytes>();
+    step = V::bit_and(bytes, V::set1_32(0x00ff00ff));
     // 128 - 8 s in each byte; 8 s <= 128, so no byte borrows from the next.
     offset = V::sub_32(V::set1_32(static_cast<int32_t>(0x80808080)), V::template shift_left_32<3>(bytes));
   }
   KT_INLINE void pair(int i, typename V::Int& w0, typename V::Int& w1) const {
     Int4gNibbles<V>::pair(i, w0, w1);
     // s * u4 <= 240 fits its byte, so one 16-bit multiply does two bytes.
-    w0 = V::add_8(V::mul_lo_16(w0, this->step), offset);
-    w1 = V::add_8(V::mul_lo_16(w1, this->step), offset);
+    w0 = V::add_8(V::mul_lo_16(w0, step), offset);
+    w1 = V::add_8(V::mul_lo_16(w1, step), offset);
   }
 };
 

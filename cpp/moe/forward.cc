@@ -91,19 +91,22 @@ struct ForwardPass {
   }
 
   // Of one format, gate and up are one product over pairs of panels; of two, two, side by side in the rows of c.
+  // Without gates there is the product of up alone.
   GateUp gate_up_products(const Layer::Shard& s, int expert, int first, int count, const float* bias, GemmArgs g,
                           Workspace::Thread& thread) const {
     const size_t width = static_cast<size_t>(count) * kPanelRows;
     float* c = reinterpret_cast<float*>(thread.c.data());
-    const bool paired = layer.paired();
-    g.c_pitch = 2 * width;
+    const bool paired = layer.paired(), gated = layer.gated();
+    g.c_pitch = gated ? 2 * width : width;
     for (const Matrix matrix : {kGate, kUp}) {
+      if (matrix == kGate && !gated) continue;
       g.panels = layer.panel(s, expert, matrix, first);
-      g.n_panels = paired ? 2 * count : count;
+      g.n_panels = paired && gated ? 2 * count : count;
       g.group = layer.panel_groups_[matrix];
       g.format = layer.config_.formats[matrix];
-      g.c = c + (matrix == kUp ? width : 0);
+      g.c = c + (matrix == kUp && gated ? width : 0);
       layer.kernels(matrix).gemm(g);
+      if (!gated) return {nullptr, c, g.c_pitch, kPanelRows, nullptr};
       if (paired) return {c, c + kPanelRows, g.c_pitch, 2 * kPanelRows, bias};
     }
     return {c, c + width, g.c_pitch, kPanelRows, bias};

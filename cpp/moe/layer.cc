@@ -58,6 +58,17 @@ Status check_formats(const LayerConfig& c) {
   return Status::ok();
 }
 
+// What no model without gates has is not offered.
+Status check_without_gates(const LayerConfig& c) {
+  if (!c.one_format() || grouped_kind(c.format())) {
+    return Status::invalid(std::string("experts without gates are made from bf16 weights, which ") +
+                           format_name(c.format()) + " is not; use bf16, int8, int4 or int4g");
+  }
+  if (c.biases) return Status::invalid("experts without gates cannot have biases");
+  if (c.activation.limit > 0) return Status::invalid("an activation without gates has no swiglu_limit; leave it out");
+  return Status::ok();
+}
+
 Status check(const LayerConfig& c) {
   // Far above any model, and low enough that padded sizes and kChunkTokens * top_k fit int.
   KT_RETURN_IF_ERROR(in_range("num_experts", c.num_experts, 1 << 20));
@@ -68,12 +79,12 @@ Status check(const LayerConfig& c) {
   KT_RETURN_IF_ERROR(check_formats(c));
   KT_RETURN_IF_ERROR(off_or_positive("swiglu_limit", c.activation.limit));
   KT_RETURN_IF_ERROR(off_or_positive("swiglu_alpha", c.activation.alpha));
-  const bool silu = c.activation.kind == ActivationKind::silu;
-  if (silu == (c.activation.alpha > 0)) {
-    return Status::invalid(silu ? "silu has no swiglu_alpha; leave it out, or choose another activation"
-                                : "this activation needs a swiglu_alpha above 0");
+  if (c.activation.sloped() != (c.activation.alpha > 0)) {
+    return Status::invalid(c.activation.sloped()
+                               ? "this activation needs a swiglu_alpha above 0"
+                               : "this activation has no swiglu_alpha; leave it out, or choose another activation");
   }
-  return Status::ok();
+  return c.activation.gated() ? Status::ok() : check_without_gates(c);
 }
 
 }  // namespace
@@ -125,7 +136,8 @@ Status Layer::split() {
   for (const Matrix matrix : {kGate, kUp, kDown}) panel_groups_[matrix] = panel_group(config_.formats[matrix]);
   for (int i = 0; i < nodes; ++i) {
     Shard& shard = shards_[i];
-    shard.gate_up_bytes = panels(kGate, shard) * (panel_size(kGate, shard) + panel_size(kUp, shard));
+    shard.gate_up_bytes = panels(kUp, shard) * (gated() ? panel_size(kGate, shard) : 0);
+    shard.gate_up_bytes += panels(kUp, shard) * panel_size(kUp, shard);
     shard.down_bytes = panels(kDown, shard) * panel_size(kDown, shard);
     const size_t bytes = (shard.gate_up_bytes + shard.down_bytes) * config_.num_experts;
     KT_RETURN_IF_ERROR(NumaBuffer::allocate(bytes, workspace_->pool().node(i).numa_id, &shard.weights));
@@ -153,12 +165,14 @@ uint8_t* Layer::panel(const Shard& shard, int expert, Matrix matrix, int index) 
   uint8_t* weights = shard.expert(expert);
   const size_t size = panel_size(matrix, shard), at = static_cast<size_t>(index);
   if (matrix == kDown) return weights + shard.gate_up_bytes + at * size;
+  if (!gated()) return weights + at * size;
   if (paired()) return weights + (2 * at + matrix) * size;
   return weights + (matrix == kUp ? panels(kGate, shard) * panel_size(kGate, shard) : 0) + at * size;
 }
 
 Matrix Layer::panel_of(const Shard& shard, int position, int* index) const {
   const int pairs = panel_count(shard.size);
+  if (!gated()) position += pairs;
   const Matrix matrix = position < pairs ? kGate : position < 2 * pairs ? kUp : kDown;
   *index = position - matrix * pairs;
   return matrix;

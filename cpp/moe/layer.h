@@ -42,7 +42,7 @@ struct LayerConfig {
   void set_format(Format format) { formats[kGate] = formats[kUp] = formats[kDown] = format; }
 };
 
-// bf16 weights of one expert, row-major: gate and up [I, H], down [H, I].
+// bf16 weights of one expert, row-major: gate and up [I, H], down [H, I]. Without gates, gate is null.
 struct ExpertWeights {
   const uint16_t* gate;
   const uint16_t* up;
@@ -100,7 +100,8 @@ class Layer {
   Status load_biases(int expert, const ExpertBiases& biases);
   // Random weights for measurements, about N(0, 1/K). Biases stay as they are; at first they are 0.
   Status fill_random(uint64_t seed);
-  // Weights as the kernels see them, f32 row-major: gate and up [I, H], down [H, I].
+  // Weights as the kernels see them, f32 row-major: gate and up [I, H], down [H, I]. Without gates, gate is not
+  // written.
   Status decode_expert(int expert, float* gate, float* up, float* down) const;
 
   // Packed experts to a file and back (packed_file.cc), by all workers. Blocking; waits for a forward that runs.
@@ -178,12 +179,16 @@ class Layer {
   size_t panel_size(Matrix matrix, const Shard& shard) const {
     return panel_bytes(format(matrix), depth(matrix, shard));
   }
+  // Without gates an expert has no gate matrix.
+  bool gated() const { return config_.activation.gated(); }
   // Whether each panel of gate lies before its panel of up, so that a task reads one stream; else, with different
   // formats, all of gate lie before all of up.
   bool paired() const { return config_.formats[kGate] == config_.formats[kUp]; }
   uint8_t* panel(const Shard& shard, int expert, Matrix matrix, int index) const;
   // Panels of an expert on a node are counted through gate, up and down.
-  int panel_total(const Shard& shard) const { return 2 * panel_count(shard.size) + panel_count(config_.hidden); }
+  int panel_total(const Shard& shard) const {
+    return (gated() ? 2 : 1) * panel_count(shard.size) + panel_count(config_.hidden);
+  }
   Matrix panel_of(const Shard& shard, int position, int* index) const;
   Status check_expert(int expert) const;
   Status check_scale_rows(int expert) const;

@@ -160,6 +160,7 @@ void Layer::pack_coded_panel(const Shard& shard, int expert, const CodedExpert& 
 
 Status Layer::load_codes(int expert, const CodedExpert& coded) {
   KT_RETURN_IF_ERROR(check_expert(expert));
+  if (!gated()) return Status::invalid("experts without gates are made from bf16 weights, not from codes");
   KT_RETURN_IF_ERROR(check_cut(coded));
   if (has_steps(config_.format())) {
     KT_RETURN_IF_ERROR(check_steps("gate", coded.gate, config_.intermediate, config_.hidden));

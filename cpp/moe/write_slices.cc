@@ -291,6 +291,7 @@ struct SliceWriter {
 };
 
 Status Layer::check_slices(int expert, int ranks) const {
+  if (!gated()) return Status::unsupported("experts without gates cannot be written for a GPU");
   if (!config_.one_format() || !has_slices(config_.format())) {
     std::string formats;
     for (int i = 0; i < kFormatCount; ++i) {

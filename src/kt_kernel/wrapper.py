@@ -52,8 +52,8 @@ class KTMoEWrapper:
         skip_gpu_experts: do not load experts that are on the GPU now; they must stay there. None = what
             KT_KERNEL_SKIP_GPU_EXPERTS says.
         activation: "silu"; "swiglu_alpha", which clamps gates on both sides; "swigluoai", that of gpt-oss, which clamps
-            them from above, with 7 and 1.702 where limit and alpha are not given. None = what limit and alpha say; if
-            they say nothing, "swigluoai" if ``weight_path`` has a model that uses it.
+            them from above, with 7 and 1.702 where limit and alpha are not given; "gelu_tanh", that of Gemma. None =
+            what limit and alpha say; if they say nothing, what the model in ``weight_path`` uses.
         biases: experts have biases. None = if those in ``weight_path`` do.
     """
 
@@ -197,7 +197,7 @@ class KTMoEWrapper:
 
     def load_weights_from_tensors(
         self,
-        gate_proj: "torch.Tensor",
+        gate_proj: "torch.Tensor | None",
         up_proj: "torch.Tensor",
         down_proj: "torch.Tensor",
         physical_to_logical_map: "torch.Tensor | Sequence[int] | None" = None,
@@ -205,7 +205,8 @@ class KTMoEWrapper:
     ) -> None:
         """Loads experts from tensors [E, I, H], [E, I, H] and [E, H, I], quantising them for ``method``.
 
-        Where experts have biases these are [E, I], [E, I] and [E, H], of gate, up and down.
+        Where experts have biases these are [E, I], [E, I] and [E, H], of gate, up and down. Where the activation has no
+        gates ("relu2") gate_proj is None.
         Writes what it quantised to ``weight_path`` if ``cpu_save`` was given, and nothing otherwise.
         """
         from kt_kernel import weights

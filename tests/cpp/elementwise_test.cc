@@ -219,6 +219,8 @@ constexpr Activation kActivations[] = {
     {Kind::swigluoai, 1.5f, 1.702f},
     {Kind::swigluoai, 7, 1.702f},
     {Kind::swigluoai, 3e38f, 1.702f},
+    {Kind::gelu_tanh, 0, 0},
+    {Kind::gelu_tanh, 1.5f, 0},
 };
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
@@ -229,6 +231,7 @@ double activated(Activation a, double g, double u) {
     if (a.kind == Kind::swiglu_alpha) g = std::max(g, -static_cast<double>(a.limit));
     u = std::clamp(u, -static_cast<double>(a.limit), static_cast<double>(a.limit));
   }
+  if (a.kind == Kind::gelu_tanh) return g * sigmoid(2 * std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)) * u;
   return a.kind == Kind::silu ? g * sigmoid(g) * u : g * sigmoid(a.alpha * g) * (u + 1);
 }
 
@@ -305,6 +308,28 @@ KT_TEST(swiglu_keeps_nan_in_its_element) {
         for (float& x : one) x = 1;
         v.table->swiglu(pairs_of(one.data(), c.data(), 1), 1, 1, activation, h.data(), 16);
         for (int j = 0; j < 16; ++j) KT_CHECK_EQ(std::isnan(kt::bf16_to_f32(h[j])), j == at % 16);
+      }
+    }
+  }
+}
+
+KT_TEST(relu2_looks_at_up_only) {
+  Random random(6);
+  for (const Variant& v : kt_test::variants().run) {
+    for (const int pairs : {1, 3}) {
+      Guarded<float> up(static_cast<size_t>(2) * pairs * 16);
+      for (float& x : up) x = 4 * random.gaussian();
+      up[3] = 1e30f;
+      up[4] = NAN;
+      up[5] = -0.0f;
+      up.seal();
+      Guarded<uint16_t> h(up.size());
+      v.table->swiglu({nullptr, up.data(), static_cast<size_t>(16) * pairs, 16, nullptr}, 2, pairs, {Kind::relu2},
+                      h.data(), static_cast<size_t>(16) * pairs);
+      KT_CHECK(h.front_intact());
+      for (size_t i = 0; i < up.size(); ++i) {
+        const float u = up[i] < 0 ? 0 : up[i];
+        KT_CHECK_EQ(h[i], kt::f32_to_bf16(u * u));
       }
     }
   }

@@ -24,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--readmes", type=Path, metavar="FOLDER", help="also run the Python blocks of the files there")
+    parser.addoption("--update-docs", action="store_true", help="write the generated tables of docs/")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kt_kernel import _core
 
-Weights = tuple[np.ndarray, np.ndarray, np.ndarray]  # gate [I, H], up [I, H], down [H, I]
+Weights = tuple[np.ndarray | None, np.ndarray, np.ndarray]  # gate [I, H], None without gates; up [I, H], down [H, I]
 Biases = tuple[np.ndarray, np.ndarray, np.ndarray]  # [I], [I], [H]
 
 
@@ -26,11 +26,15 @@ class Activation(NamedTuple):
     name: str | None = None  # None: as alpha says
 
     def factors(self, g: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What becomes of gate and up before they are multiplied; neither has a slope above 1.1."""
+        """What becomes of gate and up before they are multiplied; neither has a slope above 1.13."""
         if self.limit:
             both_sides = self.alpha and self.name != "swigluoai"
             g = np.clip(g, -self.limit if both_sides else None, self.limit)
             u = np.clip(u, -self.limit, self.limit)
+        if self.name == "relu2":
+            return np.maximum(u, 0), np.maximum(u, 0)
+        if self.name == "gelu_tanh":
+            return g * (1 + np.tanh((2 / np.pi) ** 0.5 * (g + 0.044715 * g**3))) / 2, u
         with np.errstate(over="ignore"):  # 1 / inf is right
             return g / (1 + np.exp(-(self.alpha or 1.0) * g)), u + 1 if self.alpha else u
 
@@ -75,13 +79,15 @@ def ffn(
     weights: Weights, x: np.ndarray, act_error: float, activation: Activation, biases: Biases = (0.0, 0.0, 0.0)
 ) -> tuple[np.ndarray, np.ndarray]:
     """The expert's output, and how far a right kernel may be from it."""
-    gate, up, down = (matrix.astype(np.float64) for matrix in weights)
+    gate, up, down = (
+        matrix.astype(np.float64) for matrix in (weights[1] if weights[0] is None else weights[0], *weights[1:])
+    )
     dx = act_error * np.abs(x).max(axis=1, keepdims=True, initial=0) + _F32 * np.abs(x)
     g, u = x @ gate.T + biases[0], x @ up.T + biases[1]
     dg, du = add_errors(dx, gate), add_errors(dx, up)
     g, u = activation.factors(g, u)
     h = g * u
-    dh = 1.1 * dg * (np.abs(u) + du) + np.abs(g) * du + _BF16 * np.abs(h)
+    dh = 1.13 * dg * (np.abs(u) + du) + np.abs(g) * du + _BF16 * np.abs(h)
     dh += act_error * (np.abs(h) + dh).max(axis=1, keepdims=True, initial=0) + _F32 * np.abs(h)
     return h @ down.T + biases[2], _MARGIN * add_errors(dh, down)
 

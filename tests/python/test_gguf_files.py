@@ -182,7 +182,8 @@ class TestConfig:
         ("architecture", "fields", "expected"),
         [
             ("gpt-oss", {}, ("swigluoai", 7.0, 1.702)),
-            ("grok", {}, ("gelu", 0.0, 0.0)),
+            ("grok", {}, ("gelu_tanh", 0.0, 0.0)),
+            ("nomic-bert-moe", {}, ("gelu", 0.0, 0.0)),
             ("deepseek4", {"deepseek4.swiglu_clamp_exp": 10.0}, ("silu", 10.0, 0.0)),
             ("deepseek4", {"deepseek4.swiglu_clamp_exp": [0.0, 0.0, 0.0, 10.0]}, ("silu", 10.0, 0.0)),
             ("step35", {"step35.swiglu_clamp_exp": [0.0, 0.0, 0.0, 7.0]}, ("silu clamped to 7", 0.0, 0.0)),

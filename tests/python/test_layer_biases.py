@@ -141,8 +141,8 @@ def test_wrong_biases():
 @pytest.mark.parametrize(
     ("activation", "message"),
     [
-        (Activation(name="gelu"), "activation 'gelu' is unknown; the activations are: silu, swiglu_alpha, swigluoai"),
-        (Activation(alpha=1.0, name="silu"), "silu has no swiglu_alpha"),
+        (Activation(name="gelu"), "activation 'gelu' is unknown; the activations are: silu, swiglu_alpha, swigluoai, "),
+        (Activation(alpha=1.0, name="silu"), "this activation has no swiglu_alpha"),
         (Activation(limit=7.0, name="swigluoai"), "needs a swiglu_alpha above 0"),
         (Activation(name="swiglu_alpha"), "needs a swiglu_alpha above 0"),
     ],

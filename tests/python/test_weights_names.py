@@ -25,6 +25,7 @@ EACH = {
 JOINED = {
     "Qwen3.5": ["model.language_model.layers.7.mlp.experts.gate_up_proj", "down_proj"],
     "Granite": ["model.layers.7.block_sparse_moe.input_linear.weight", "output_linear.weight"],
+    "Gemma 4": ["model.language_model.layers.7.experts.gate_up_proj", "down_proj"],
     "JetMoE": ["model.layers.7.mlp.input_linear.weight", "output_linear.weight"],
 }
 TURNED = {

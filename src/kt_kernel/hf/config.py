@@ -80,5 +80,3 @@ def _placement(gpu_experts: object) -> int | list[list[bool]]:
     if not rows or not all(isinstance(row, list) and all(isinstance(flag, bool) for flag in row) for row in rows):
         raise TypeError("gpu_experts must be a count, or a bool tensor or lists [layers with experts, experts]")
     return rows
-
-

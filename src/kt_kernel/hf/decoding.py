@@ -35,7 +35,7 @@ class EncodedNames(NamedTuple):
     """What is encoded in a checkpoint, experts left out."""
 
     leaves: frozenset[str]  # last names of modules, such as q_proj, as the model calls them
-    suffixes: tuple[str, ...]  # of tensors beside or instead of `weight`
+    suffixes: tuple[str, ...]  # of their tensors; `weight`, which what is not encoded has, comes first
 
 
 def find_encoded(files: TensorFiles, keys: KeyMap, experts: Iterable[str]) -> EncodedNames:
@@ -54,7 +54,7 @@ def find_encoded(files: TensorFiles, keys: KeyMap, experts: Iterable[str]) -> En
         if not target.startswith(prefixes) and not keys.target(f"{stem}.weight")[0].startswith(prefixes):
             leaves.add(target.split(".")[-2])
             suffixes.update([suffix, *present])
-    return EncodedNames(frozenset(leaves), tuple(suffix for suffix in ("weight", *SUFFIXES) if suffix in suffixes))
+    return EncodedNames(frozenset(leaves), ("weight", *sorted(suffixes - {"weight"})))
 
 
 class Decode(ConversionOps):
@@ -64,18 +64,30 @@ class Decode(ConversionOps):
         self.hf_quantizer = hf_quantizer  # tells transformers not to cast what comes in
         self._target = target  # what the result is called; None: as the weights that other operations look for
 
+    def __deepcopy__(self, _: dict) -> "Decode":
+        """transformers copies converters for every parameter; the quantizer must stay the one that it is."""
+        return self
+
     def convert(self, input_dict, full_layer_name=None, model=None, **_):
         stems: dict[str, dict[str, list[torch.Tensor]]] = {}
         for pattern, tensors in input_dict.items():
             stem, _, suffix = pattern.removesuffix("$").rpartition(".")
             stems.setdefault(stem, {})[suffix] = tensors if isinstance(tensors, list) else [tensors]
-        dtype = model.get_parameter_or_buffer(full_layer_name).dtype
-        found = {}
-        for stem, parts in stems.items():
-            count = max(map(len, parts.values()))
-            rows = ({suffix: tensors[i] for suffix, tensors in parts.items()} for i in range(count))
-            found[self._target or f"{stem}.weight"] = [self._matrix(row, full_layer_name, dtype) for row in rows]
-        return found
+        parameter = model.get_parameter_or_buffer(full_layer_name)
+        try:
+            return {
+                self._target or f"{stem}.weight": self._matrices(parts, full_layer_name, parameter.dtype)
+                for stem, parts in stems.items()
+            }
+        except ValueError as error:
+            if self._target is None:
+                raise
+            self.hf_quantizer.fail(error)
+            return {self._target: torch.zeros_like(parameter, device="cpu")}
+
+    def _matrices(self, parts: dict[str, list[torch.Tensor]], name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        rows = ({suffix: tensors[i] for suffix, tensors in parts.items()} for i in range(max(map(len, parts.values()))))
+        return [self._matrix(row, name, dtype) for row in rows]
 
     def _matrix(self, tensors: dict[str, torch.Tensor], name: str, dtype: torch.dtype) -> torch.Tensor:
         files = _InMemory(tensors, name, self.hf_quantizer.where)
@@ -119,7 +131,7 @@ def converters(quantizer, encoded: EncodedNames) -> list[WeightConverter]:
     """
     return [
         WeightConverter(
-            [rf"\.{leaf}\.{suffix}$" for suffix in dict.fromkeys(["weight", *encoded.suffixes])],
+            [rf"\.{leaf}\.{suffix}$" for suffix in encoded.suffixes],
             f".{leaf}.weight",
             [Decode(quantizer, f".{leaf}.weight")],
         )

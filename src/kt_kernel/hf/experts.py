@@ -15,17 +15,10 @@ import torch
 from torch import nn
 
 from kt_kernel.hf.activations import Activation, find_activation
+from kt_kernel.weights.config import FIELD_NAMES
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
-_TOP_K = (
-    "top_k",
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "moe_topk",
-    "moe_top_k",
-    "moe_k",
-    "num_selected_experts",
-)
+_TOP_K = ("top_k", *FIELD_NAMES["num_experts_per_tok"])
 
 
 @dataclass
@@ -52,9 +45,13 @@ class ExpertsModule:
         return [*names, *(f"{name}_bias" for name in names)] if self.module.has_bias else names
 
     def drop(self, names: Iterable[str]) -> None:
-        """The state dict has these parameters no more: nothing loads or initialises them."""
+        """The state dict has these parameters no more: nothing loads them. What initialises modules still finds
+        something under their names, and leaves it alone.
+        """
         for name in names:
-            self.module._parameters[name] = None
+            del self.module._parameters[name]
+            vars(self.module)[name] = placeholder = torch.empty(0, device="cpu")
+            placeholder._is_hf_initialized = True
         self.module._is_hf_initialized = True
 
 

@@ -73,7 +73,9 @@ class _NoGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *_):
-        raise RuntimeError("experts that kt-kernel packed have no gradients: use torch.no_grad(), or train another copy")
+        raise RuntimeError(
+            "experts that kt-kernel packed have no gradients; train a copy of the model without KTConfig"
+        )
 
 
 class GpuExperts(nn.Module):

@@ -1,5 +1,6 @@
 """Fills the layer of a module: from files, or from the tensors that transformers made."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ class Filler:
         """Without a path the experts come as tensors."""
         self.found, self._config, self._gpu_mask, self._path = found, config, gpu_mask, path
         self._tensors: dict[str, torch.Tensor] = {}
+        self._layer: KTLayer | None = None
 
     @property
     def splits(self) -> bool:
@@ -35,7 +37,8 @@ class Filler:
         wrapper.load_weights(store=self._config.store, progress=progress)
         biases = None
         if self.splits and self.found.module.has_bias:
-            biases = {name: getattr(self.found.module, name) for name in self.found.parameters if name.endswith("_bias")}
+            names = set(self.found.parameters) - set(self.dropped)
+            biases = {name: getattr(self.found.module, name) for name in names}
         self._finish(wrapper, biases)
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
@@ -81,10 +84,13 @@ class Filler:
         )
 
     def _finish(self, wrapper: KTMoEWrapper, biases: dict[str, torch.Tensor] | None) -> None:
-        module = self.found.module
+        self._layer = KTLayer(wrapper, self._gpu_experts(wrapper, biases) if self.splits else None)
+
+    def install(self, device: torch.device) -> None:
+        """Gives the module its layer. Not before the load has ended: transformers makes buffers anew that it finds."""
         if self.splits:
-            module.kt_gpu_experts = self._gpu_experts(wrapper, biases)
-        module.kt_layer = KTLayer(wrapper, getattr(module, "kt_gpu_experts", None))
+            self.found.module.kt_gpu_experts = self._layer.on_gpu.to(device)
+        self.found.module.kt_layer = self._layer
 
     def _gpu_experts(self, wrapper: KTMoEWrapper, biases: dict[str, torch.Tensor] | None) -> GpuExperts:
         """The experts of the mask, decoded: they are what the CPU would compute with."""
@@ -104,18 +110,16 @@ class Filler:
 class Pack(ConversionOps):
     """Takes each finished parameter of experts, so that nothing is left to load."""
 
-    def __init__(self, fillers: dict[str, Filler]):
-        self._fillers = fillers  # by name of the module
-        self.failure: Exception | None = None
+    def __init__(self, fillers: dict[str, Filler], fail: Callable[[Exception], None]):
+        self._fillers, self._fail = fillers, fail  # by name of the module
 
     def convert(self, input_dict, missing_keys=None, **_):
         for full_name, tensors in input_dict.items():
             module, _, name = full_name.rpartition(".")
-            if self.failure is None:
-                try:
-                    self._fillers[module].take(name, tensors[0] if isinstance(tensors, list) else tensors)
-                except (ValueError, TypeError, RuntimeError, MemoryError) as error:
-                    self.failure = error  # transformers would bury it in a report; raised when the load has ended
+            try:
+                self._fillers[module].take(name, tensors[0] if isinstance(tensors, list) else tensors)
+            except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+                self._fail(error)
             self._fillers[module].found.drop([name])
             if missing_keys is not None:
                 missing_keys.discard(full_name)

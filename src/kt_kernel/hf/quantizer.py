@@ -40,7 +40,7 @@ class KTQuantizer(HfQuantizer):
         self._fillers: dict[str, Filler] = {}
         self._aliases: dict[str, str] = {}  # modules that share the experts of others
         self._encoded: decoding.EncodedNames | None = None
-        self._pack = Pack(self._fillers)
+        self._failure: Exception | None = None
 
     # Before
 
@@ -107,12 +107,18 @@ class KTQuantizer(HfQuantizer):
         return choice is not None and choice.way is Way.TENSORS and name in self._fillers[module].found.parameters
 
     def get_quantize_ops(self) -> Pack:
-        return self._pack
+        return Pack(self._fillers, self.fail)
+
+    def fail(self, error: Exception) -> None:
+        """transformers would bury it in a report: the first one is raised when the load has ended."""
+        self._failure = self._failure or error
 
     def param_element_size(self, model: nn.Module, param_name: str, param: torch.Tensor) -> float:
         """Experts take no memory of a GPU."""
-        return 0 if self.param_needs_quantization(model, param_name) else super().param_element_size(
-            model, param_name, param
+        return (
+            0
+            if self.param_needs_quantization(model, param_name)
+            else super().param_element_size(model, param_name, param)
         )
 
     @property
@@ -128,21 +134,28 @@ class KTQuantizer(HfQuantizer):
     # After
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_):
+        if self._failure is not None:
+            raise self._failure
         self._finish_tensors()
         self._fill_from_files()
-        for name, owner in self._aliases.items():
-            model.get_submodule(name).kt_layer = model.get_submodule(owner).kt_layer
-        for name, filler in self._fillers.items():
-            if filler.splits and self.choices[name].way is not Way.TRANSFORMERS:
-                filler.found.module.kt_gpu_experts.to(_device_beside(model, name))
+        self._install(model)
         model.set_experts_implementation(NAME)
         self._fillers.clear()
         return model
 
+    def _install(self, model: nn.Module) -> None:
+        for name, filler in self._fillers.items():
+            if self.choices[name].way is Way.TRANSFORMERS:
+                continue
+            device = _device_beside(model, name)
+            filler.install(device)
+            if filler.splits and device.type == "cpu":
+                _LOG.warning("gpu_experts of %s are on the CPU, where torch computes them: pass device_map", name)
+        for name, owner in self._aliases.items():
+            model.get_submodule(name).kt_layer = model.get_submodule(owner).kt_layer
+
     def _finish_tensors(self) -> None:
         """A checkpoint that is quantised is decoded first, so its tensors are only there now."""
-        if self._pack.failure is not None:
-            raise self._pack.failure
         for name in self._names(Way.TENSORS):
             filler = self._fillers[name]
             for parameter in filler.missing if self.pre_quantized else ():

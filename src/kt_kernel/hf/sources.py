@@ -1,7 +1,7 @@
 """Where the experts of a module come from.
 
-files         our own loader, from the mapped files: transformers never touches their bytes. Only where the names that it
-              reads are those that transformers' own conversion mapping leads to this module.
+files         our own loader, from the mapped files: transformers never touches their bytes. Only where transformers'
+              conversion mapping makes this module of the names that it reads.
 tensors       transformers renames and merges, we pack each finished tensor and drop it
 transformers  stays with transformers: our kernels do not compute it
 """
@@ -71,8 +71,8 @@ def choose(found: ExpertsModule, path: Path | None, keys: KeyMap, given: bool) -
         return Choice(Way.FILES)
     if given:
         raise ValueError(
-            f"weight_path {path} cannot fill {found.name}: {reason}. Leave weight_path out to take the experts from the "
-            "checkpoint"
+            f"weight_path {path} cannot fill {found.name}: {reason}. Leave weight_path out to take the experts "
+            "from the checkpoint"
         )
     return Choice(Way.TENSORS, reason)
 

@@ -72,6 +72,7 @@ SCHEMES = (
     _joined("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),  # Granite
     _joined("mlp.input_linear.weight", "mlp.output_linear.weight"),  # JetMoE
     _joined("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),  # transformers 5, in memory
+    _joined("experts.gate_up_proj", "experts.down_proj"),  # Gemma 4
     _joined("mlp.experts.fc1.weight", "mlp.experts.fc2.weight"),  # turned: Aria
     _each("feed_forward.experts", _PROJ),  # Jamba
     _each("feed_forward.experts", _W132),  # LFM2

@@ -11,7 +11,7 @@ from kt_kernel.weights.tensor_files import parse_json
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
 
 # Ours -> what families call it, first found first.
-_NAMES = {
+FIELD_NAMES = {
     "num_experts": ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
     "num_experts_per_tok": (
         "num_experts_per_tok",
@@ -20,6 +20,7 @@ _NAMES = {
         "moe_k",
         "moe_top_k",
         "num_selected_experts",
+        "top_k_experts",
     ),
     "hidden_size": ("hidden_size",),
     # Families whose layers all have experts call their size intermediate_size.
@@ -35,6 +36,12 @@ SWIGLUOAI = "swigluoai"
 _SWIGLUOAI_MODELS = ("gpt_oss", "openai_privacy_filter")
 SWIGLUOAI_LIMIT, SWIGLUOAI_ALPHA = 7.0, 1.702
 
+GELU_TANH = "gelu_tanh"
+_GELU_TANH_NAMES = (GELU_TANH, "gelu_pytorch_tanh", "gelu_new", "gelu_fast")  # of transformers, the same function
+
+# What layers of files compute.
+COMPUTED = ("silu", SWIGLUOAI, GELU_TANH)
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -45,7 +52,7 @@ class ModelConfig:
     moe_intermediate_size: int
     num_layers: int
     moe_layers: tuple[int, ...]  # the layers that have experts
-    activation: str  # arguments of KTMoEWrapper, which computes "silu" and "swigluoai"
+    activation: str  # this and below: arguments of KTMoEWrapper, which computes those of COMPUTED
     swiglu_limit: float = 0.0
     swiglu_alpha: float = 0.0
 
@@ -62,7 +69,7 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
         raise FileNotFoundError(f"{file} does not exist; the folder of a model has a config.json")
     whole = parse_json(file, file.read_bytes())
     fields = _text_fields(whole)
-    sizes = {ours: _size(file, fields, ours) for ours in _NAMES}
+    sizes = {ours: _size(file, fields, ours) for ours in FIELD_NAMES}
     if sizes["num_experts_per_tok"] > sizes["num_experts"]:
         raise ValueError(
             f"{file}: {sizes['num_experts_per_tok']} experts per token, but there are {sizes['num_experts']}"
@@ -110,6 +117,8 @@ def _activation(file: Path, fields: dict) -> tuple[str, float, float]:
     limit, alpha = (_number(file, fields, number) for number in ("swiglu_limit", "swiglu_alpha"))
     if name == "silu" and (alpha or fields.get("model_type") in _SWIGLUOAI_MODELS):
         name = SWIGLUOAI
+    if name in _GELU_TANH_NAMES:
+        name = GELU_TANH
     if name != SWIGLUOAI:
         return name, limit, alpha
     return name, limit or SWIGLUOAI_LIMIT, alpha or SWIGLUOAI_ALPHA
@@ -123,7 +132,7 @@ def _text_fields(fields: dict) -> dict:
 
 
 def _size(file: Path, fields: dict, ours: str) -> int:
-    names = _NAMES[ours]
+    names = FIELD_NAMES[ours]
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:
         hint = "; is it a model with experts?" if ours.startswith("num_experts") else ""

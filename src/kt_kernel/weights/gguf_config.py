@@ -4,15 +4,15 @@ import os
 import re
 from pathlib import Path
 
-from kt_kernel.weights.config import SWIGLUOAI, SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT, ModelConfig
+from kt_kernel.weights.config import COMPUTED, GELU_TANH, SWIGLUOAI, SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT, ModelConfig
 from kt_kernel.weights.gguf_file import Value
 from kt_kernel.weights.gguf_files import GgufFiles
 
 # Architectures whose experts do not compute silu(gate) * up -> what they compute.
 _SWIGLUOAI = ("gpt-oss", "minimax-m3")
 _OTHERS = {
-    "gemma4": "gelu",
-    "grok": "gelu",
+    "gemma4": GELU_TANH,  # as llama.cpp's gelu is
+    "grok": GELU_TANH,
     "kimi-k3": "situ",
     "nemotron_h": "relu squared",
     "nemotron_h_moe": "relu squared",
@@ -46,9 +46,9 @@ def activation_of(files: GgufFiles, layer_idx: int) -> tuple[str, float, float]:
 
 def check_activation(files: GgufFiles, layer_idx: int) -> None:
     name = activation_of(files, layer_idx)[0]
-    if name not in ("silu", SWIGLUOAI):
+    if name not in COMPUTED:
         raise ValueError(
-            f"{files.path}: experts of {files.architecture} use {name}; layers compute silu and {SWIGLUOAI} only, and "
+            f"{files.path}: experts of {files.architecture} use {name}; layers compute {', '.join(COMPUTED)} only, and "
             "the results would be wrong"
         )
 

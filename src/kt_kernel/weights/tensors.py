@@ -8,7 +8,9 @@ from kt_kernel.weights.floats import to_bf16, to_f32_exactly
 
 
 class TensorExperts:
-    """gate and up [E, I, H], down [E, H, I], biases [E, I], [E, I] and [E, H]: tensors of torch or arrays of numpy."""
+    """gate and up [E, I, H], down [E, H, I], biases [E, I], [E, I] and [E, H]: tensors of torch or arrays of numpy.
+    Experts without gates have None for gate.
+    """
 
     where = "the tensors"
 
@@ -17,12 +19,14 @@ class TensorExperts:
     ):
         self._tensors, self.sizes = dict(zip(PROJECTIONS, (gate, up, down), strict=True)), sizes
         self.biases, self._biases = biases is not None, biases
-        shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in self._tensors.items()}
-        self.count = shapes["gate"][0] if shapes["gate"] else 0
+        given = {name: tensor for name, tensor in self._tensors.items() if name != "gate" or tensor is not None}
+        shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in given.items()}
+        first = next(iter(shapes))
+        self.count = shapes[first][0] if shapes[first] else 0
         for name, shape in shapes.items():
             needed = (self.count, *sizes.shape(name))
             if shape != needed or self.count == 0:
-                wanted = [self.count or "E", *needed[1:]] if name != "gate" else ["E", *needed[1:]]
+                wanted = [self.count or "E", *needed[1:]] if name != first else ["E", *needed[1:]]
                 raise ValueError(f"{name}_proj has shape {list(shape)}; it must be {_text(wanted)}")
         for name, bias in zip(PROJECTIONS, biases or (), strict=biases is not None):
             shape, needed = tuple(getattr(bias, "shape", ())), (self.count, sizes.shape(name)[0])
@@ -31,7 +35,8 @@ class TensorExperts:
 
     def matrices(self, expert: int) -> list[object]:
         """bf16 gate, up and down."""
-        return [to_bf16(tensor[expert], f"{name}_proj") for name, tensor in self._tensors.items()]
+        named = self._tensors.items()
+        return [None if tensor is None else to_bf16(tensor[expert], f"{name}_proj") for name, tensor in named]
 
     def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
         layer.load_expert(slot, *self.matrices(expert))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kt_kernel.methods import GROUP_SIZES, LLAMAFILE, format_of, formats_of
 from kt_kernel.weights import canonical
 from kt_kernel.weights.checkpoint import CheckpointExperts, has_biases
-from kt_kernel.weights.config import SWIGLUOAI, SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT, activation_beside
+from kt_kernel.weights.config import GELU_TANH, SWIGLUOAI, SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT, activation_beside
 from kt_kernel.weights.detect import Kind, locate
 from kt_kernel.weights.encodings import Target
 from kt_kernel.weights.experts import Sizes
@@ -44,13 +44,14 @@ def find_traits(path: str | os.PathLike[str], layer_idx: int, method: str | None
         activation = activation_beside(path)
         if biases and activation[0] != SWIGLUOAI:  # no config.json: as gpt-oss, see biases.py
             activation = SWIGLUOAI, SWIGLUOAI_LIMIT, SWIGLUOAI_ALPHA
-        return Traits(biases, *activation) if activation[0] == SWIGLUOAI else Traits()
+        return Traits(biases, *activation) if activation[0] in (SWIGLUOAI, GELU_TANH) else Traits()
     return Traits()
 
 
 def _gguf_traits(files: GgufFiles, layer_idx: int) -> Traits:
     activation, limit, alpha = activation_of(files, layer_idx)
-    return Traits(has_gguf_biases(files, layer_idx), SWIGLUOAI if activation == SWIGLUOAI else None, limit, alpha)
+    named = activation if activation in (SWIGLUOAI, GELU_TANH) else None
+    return Traits(has_gguf_biases(files, layer_idx), named, limit, alpha)
 
 
 def choose_traits(
