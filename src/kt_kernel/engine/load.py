@@ -84,7 +84,7 @@ def open_engine(
             log.info("rotary frequencies are those of %d tokens, for texts of any length", forward.context)
         chunks = _chunks(forward, stall_ms / 1000, chunk_tokens)
         _use_native_decoder(forward)
-    log.info("decode by %s; prompts in pieces of %s", forward.decoder, _sizes(chunks))
+    log.info("decode by %s; prompts in pieces of %s", forward.decoder, _sizes(chunks, forward.context))
     return SlotEngine(
         name or path.resolve().name,
         forward,
@@ -212,9 +212,10 @@ def _use_native_decoder(forward: "Forward") -> None:
         forward.use_native(import_module("kt_kernel.engine.native").build)
 
 
-def _sizes(chunks: "ChunkPlan") -> str:
-    largest, smallest = chunks.ranges[0][1], chunks.ranges[-1][1]
-    if largest >= 1 << 40:
+def _sizes(chunks: "ChunkPlan", context: int) -> str:
+    sizes = [size for start, size in chunks.ranges if start < context]
+    largest, smallest = sizes[0], sizes[-1]
+    if largest > context:
         return "any length"
     return f"{largest} tokens" if largest == smallest else f"{largest} to {smallest} tokens"
 
