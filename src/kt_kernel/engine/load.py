@@ -4,8 +4,6 @@ import json
 import logging
 import os
 import time
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +47,8 @@ def open_engine(
         threads: of our pool and of torch; None = one for each physical core.
         method: of the experts, as of KTConfig.
         linears: the format of all other linears on our kernels: bf16, int8, int4 or int4g; "auto" = bf16 where that is
-            faster than torch, None = torch computes them. Only on our kernels is an answer the same, to the bit,
-            whatever else runs.
+            faster than torch, None = torch computes them, and decode stays with transformers. Only on our kernels is an
+            answer the same, to the bit, whatever else runs.
         max_queue: requests that may wait for a slot.
         stall_ms: how long running answers may wait for a piece of another's prompt.
         chunk_tokens: the size of such pieces, a power of two; None = measured. The same size gives the same tokens
@@ -65,7 +63,9 @@ def open_engine(
     import torch
     from transformers import AutoConfig
 
+    from kt_kernel.engine import native
     from kt_kernel.engine.engine import SlotEngine
+    from kt_kernel.engine.forward import SlotForward
     from kt_kernel.engine.rope import pin_frequencies
     from kt_kernel.engine.sizes import check_sizes
     from kt_kernel.engine.text import end_tokens, open_text
@@ -76,14 +76,15 @@ def open_engine(
     text = open_text(path, trust_remote_code)
     start = time.perf_counter()
     model = _load_model(path, config, method, threads, trust_remote_code)
-    _pack_linears(model, linears, threads)
+    packed = _pack_linears(model, linears, threads)
     log.info("%s loaded in %.1f s", model.config.model_type, time.perf_counter() - start)
     with torch.inference_mode():
         forward = _sized_forward(model, slots, context)
         if pin_frequencies(model, forward.context):
             log.info("rotary frequencies are those of %d tokens, for texts of any length", forward.context)
         chunks = _chunks(forward, stall_ms / 1000, chunk_tokens)
-        _use_native_decoder(forward)
+        if packed and isinstance(forward, SlotForward):
+            forward.use_native(native.build)
     log.info("decode by %s; prompts in pieces of %s", forward.decoder, _sizes(chunks, forward.context))
     return SlotEngine(
         name or path.resolve().name,
@@ -148,7 +149,8 @@ def _auto_class(config: "PreTrainedConfig") -> type:
     raise ValueError(f"{config.model_type} is no model that generates text, as far as transformers knows")
 
 
-def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | None) -> None:
+def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | None) -> bool:
+    """Whether they were; the native decoder takes nothing else."""
     from kt_kernel import __cpu_variant__
     from kt_kernel.hf.linear import KTLinear, preferred_format, replace_linears
     from kt_kernel.runtime import plan_pool, runtime_for
@@ -156,13 +158,14 @@ def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | 
     weight_format = preferred_format(__cpu_variant__) if linears == "auto" else linears
     if weight_format is None or model.device.type != "cpu":
         log.info("linears are computed by torch")
-        return
+        return False
     count = replace_linears(model, weight_format, runtime_for(plan_pool(threads, None, None)))
     log.info("%d linears in %s", count, weight_format)
     head = model.get_output_embeddings()
     if isinstance(head, KTLinear):
         # An output has the input's dtype. In bf16 logits around 25 would be multiples of 1/8, and many of them equal.
         head.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
+    return True
 
 
 def _sized_forward(model: "PreTrainedModel", slots: int | None, context: int | None) -> "Forward":
@@ -203,13 +206,6 @@ def _chunks(forward: "Forward", budget_s: float, chunk_tokens: int | None) -> "C
         forward.keep(0, 0)
 
     return measure(prefill, budget_s, forward.context)
-
-
-def _use_native_decoder(forward: "Forward") -> None:
-    from kt_kernel.engine.forward import SlotForward
-
-    if isinstance(forward, SlotForward) and find_spec("kt_kernel.engine.native"):
-        forward.use_native(import_module("kt_kernel.engine.native").build)
 
 
 def _sizes(chunks: "ChunkPlan", context: int) -> str:
