@@ -1,7 +1,8 @@
-"""llama.cpp's CPU kernels, built once from the source that llama-cpp-python carries, for every CPU we know.
+"""llama.cpp, built once from the source that llama-cpp-python carries: its CPU kernels for every CPU we know, under
+``llamacpp_layer/``; and, for whole models, libllama on the same kernels, under ``llamacpp_model/``.
 
-What is built (``LIBRARIES``) finds itself wherever the folder lies: a copy of the cache folder serves machines that
-have neither compiler nor network.
+What is built finds itself wherever the folder lies: a copy of the cache folder serves machines that have neither
+compiler nor network.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from kt_kernel import packages
 from kt_kernel.bench.errors import BenchError
 from kt_kernel.bench.wheel import cache_folder
 
@@ -33,23 +35,44 @@ MODULES = {
     "amx": "sapphirerapids",
 }
 LAYER = "libkt_llamacpp.so"
-LIBRARIES = (LAYER, "libggml-base.so.0", *(f"libggml-cpu-{module}.so" for module in MODULES.values()))
+MODEL = "libkt_llamacpp_model.so"
+_MODULE_FILES = tuple(f"libggml-cpu-{module}.so" for module in MODULES.values())
+LIBRARIES = (LAYER, "libggml-base.so.0", *_MODULE_FILES)
+MODEL_LIBRARIES = (MODEL, "libllama.so", "libggml-base.so.0")
 
 _PROJECT = Path(__file__).parent / "llamacpp_layer"
-_GGML = "/vendor/llama.cpp/ggml/"
-_OTHER_BACKENDS = re.compile(r"src/ggml-(?!cpu/)[\w-]+/")  # folders of 20 MB, not needed
+_MODEL_PROJECT = Path(__file__).parent / "llamacpp_model"
+_SOURCES = "/vendor/llama.cpp/"
+_WANTED = re.compile(r"(ggml|src|include)/")
+_OTHER_BACKENDS = re.compile(r"ggml/src/ggml-(?!cpu/)[\w-]+/")  # folders of 20 MB, not needed
 
 Say = Callable[[str], None]
 
 
 def folder() -> Path:
     """Where the libraries of this version, with our layer as it is now, are or will be."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_PROJECT.iterdir()) if path.is_file()))
-    return cache_folder() / f"{SOURCE.replace('==', '-')}-{digest.hexdigest()[:8]}"
+    return cache_folder() / f"{SOURCE.replace('==', '-')}-{_digest(_PROJECT)}"
+
+
+def model_folder() -> Path:
+    return cache_folder() / f"{SOURCE.replace('==', '-')}-model-{_digest(_PROJECT, _MODEL_PROJECT)}"
+
+
+def _digest(*projects: Path) -> str:
+    files = (path for project in projects for path in sorted(project.iterdir()) if path.is_file())
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
 def is_built() -> bool:
-    return all((folder() / name).is_file() for name in LIBRARIES)
+    return _has(folder(), LIBRARIES)
+
+
+def is_model_built() -> bool:
+    return _has(model_folder(), (*MODEL_LIBRARIES, *_MODULE_FILES))
+
+
+def _has(where: Path, names: tuple[str, ...]) -> bool:
+    return all((where / name).is_file() for name in names)
 
 
 def module_of(variant: str) -> str:
@@ -60,23 +83,38 @@ def module_of(variant: str) -> str:
 
 def build(say: Say) -> Path:
     """The folder with the libraries; builds them the first time, which takes minutes of all cores."""
-    target = folder()
-    if is_built():
-        return target
+    if not is_built():
+        targets = ("kt_llamacpp", *(f"ggml-cpu-{module}" for module in MODULES.values()))
+        _build(_PROJECT, targets, LIBRARIES, folder(), {}, say)
+    return folder()
+
+
+def build_model(say: Say) -> Path:
+    """The folder with libllama, and the modules of build() beside it."""
+    if not is_model_built():
+        modules = {name: build(say) / name for name in _MODULE_FILES}
+        _build(_MODEL_PROJECT, ("kt_llamacpp_model",), MODEL_LIBRARIES, model_folder(), modules, say)
+    return model_folder()
+
+
+def _build(
+    project: Path, targets: tuple[str, ...], libraries: tuple[str, ...], target: Path, copies: dict[str, Path], say: Say
+) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Whatever ends this early takes the temporary folder with it; the rename at the end is all or nothing.
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         cmake = _tool("cmake")
-        _unpack(_archive(Path(work), say), Path(work) / "ggml", say)
-        _compile(cmake, Path(work), say)
+        _unpack(_archive(Path(work), say), Path(work) / "source", say)
+        _compile(cmake, project, targets, Path(work), say)
         made = Path(work) / "made"
         made.mkdir()
-        for name in LIBRARIES:
+        for name in libraries:
             shutil.copyfile(Path(work) / "build" / "lib" / name, made / name)
-        if not is_built():  # somebody else may have, meanwhile
+        for name, path in copies.items():
+            shutil.copyfile(path, made / name)
+        if not _has(target, (*libraries, *copies)):  # somebody else may have built it meanwhile
             shutil.rmtree(target, ignore_errors=True)  # files were deleted from it
             made.rename(target)
-    return target
 
 
 def _archive(work: Path, say: Say) -> Path:
@@ -85,14 +123,13 @@ def _archive(work: Path, say: Say) -> Path:
     if kept.is_file():
         return kept
     say(f"fetching {SOURCE}")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:"]
-    done = subprocess.run([*command, "--dest", str(work), SOURCE], capture_output=True, text=True)
-    if not (work / ARCHIVE).is_file():
+    try:
+        return packages.download(SOURCE, work, "*.tar.gz")
+    except packages.DownloadError as error:
         raise BenchError(
-            f"pip could not download {SOURCE} ({_last_line(done.stderr) or 'no file came'}); "
-            f"put {ARCHIVE} into {cache_folder()}, or copy {folder().name} there from a machine that has built it"
-        )
-    return work / ARCHIVE
+            f"{error}; put {ARCHIVE} into {cache_folder()}, "
+            f"or copy {folder().name} there from a machine that has built it"
+        ) from None
 
 
 def _unpack(archive: Path, target: Path, say: Say) -> None:
@@ -100,8 +137,10 @@ def _unpack(archive: Path, target: Path, say: Say) -> None:
     try:
         with tarfile.open(archive, "r:gz") as package:
             for member in package:
-                _, found, name = member.name.partition(_GGML)
-                if not found or not member.isfile() or ".." in name.split("/") or _OTHER_BACKENDS.match(name):
+                _, found, name = member.name.partition(_SOURCES)
+                if not found or not member.isfile() or ".." in name.split("/"):
+                    continue
+                if not _WANTED.match(name) or _OTHER_BACKENDS.match(name):
                     continue
                 path = target / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,18 +148,18 @@ def _unpack(archive: Path, target: Path, say: Say) -> None:
                     shutil.copyfileobj(source, file)
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise BenchError(f"{archive} cannot be unpacked ({error}); delete it and try again") from None
-    if not (target / "CMakeLists.txt").is_file():
+    if not (target / "ggml" / "CMakeLists.txt").is_file():
         raise BenchError(f"{archive} holds no llama.cpp: delete it and try again")
 
 
-def _compile(cmake: str, work: Path, say: Say) -> None:
-    configure = [cmake, "-S", str(_PROJECT), "-B", str(work / "build"), "-DCMAKE_BUILD_TYPE=Release"]
+def _compile(cmake: str, project: Path, targets: tuple[str, ...], work: Path, say: Say) -> None:
+    configure = [cmake, "-S", str(project), "-B", str(work / "build"), "-DCMAKE_BUILD_TYPE=Release"]
     if shutil.which("ninja"):
         configure += ["-G", "Ninja"]
     configure += _compilers()
     say(f"configuring {NAME}")
-    _follow([*configure, f"-DGGML_SOURCE={work / 'ggml'}"], lambda line: None)
-    targets = ["kt_llamacpp", *(f"ggml-cpu-{module}" for module in MODULES.values())]
+    sources = [f"-DLLAMA_SOURCE={work / 'source'}", f"-DGGML_SOURCE={work / 'source' / 'ggml'}"]
+    _follow([*configure, *sources], lambda line: None)
     command = [cmake, "--build", str(work / "build"), "--parallel", str(len(os.sched_getaffinity(0)))]
 
     def show(line: str) -> None:
@@ -167,7 +206,3 @@ def _tool(name: str) -> str:
     if not found:
         raise BenchError(f"{NAME} is built with {name}, which is not here: pip install {name}")
     return found
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]

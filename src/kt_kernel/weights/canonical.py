@@ -9,7 +9,6 @@ Experts are in logical order. All floats come first, so that they are aligned; t
 """
 
 from itertools import count
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -40,10 +39,6 @@ class Tensor(NamedTuple):
     kind: str
     dtype: str
     shape: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        return prod(self.shape) * (4 if self.dtype == "F32" else 1)
 
 
 def tensors_of(weight_format: str, rows: int, depth: int) -> list[Tensor]:

@@ -7,7 +7,8 @@ tensor  name | dimensions u32 | sizes u64 each, innermost first | type u32 | off
 string  bytes u64 | UTF-8
 
 Nothing is believed: every count is held against the bytes that are left before anything is done that many times, and
-tensors must lie in the file, aligned, apart from each other. Long arrays, such as vocabularies, are passed over.
+tensors must lie in the file, aligned, apart from each other. Long arrays, such as vocabularies, are passed over;
+`read_field` has them.
 """
 
 import struct
@@ -125,7 +126,8 @@ def _quoted(name: str) -> str:
     return repr(name if len(name) <= 100 else name[:97] + "...")
 
 
-def _value(reader: _Reader, kind: int, what: str) -> Value:
+def _value(reader: _Reader, kind: int, what: str, whole: bool = False) -> Value:
+    """With `whole` also long arrays, and those of strings."""
     if kind == _STRING:
         return reader.string(what, "replace")
     if kind != _ARRAY:
@@ -135,10 +137,12 @@ def _value(reader: _Reader, kind: int, what: str) -> Value:
         raise reader.wrong(what, "is an array of arrays, which no GGUF file has")
     if kind == _STRING:
         count = reader.count(8, f"the length of {what}")
+        if whole:
+            return [reader.string(what, "replace") for _ in range(count)]
         reader.skip_strings(count, what)
         return PassedOver(count)
     count = reader.count(_scalar_bytes(reader, kind, what), f"the length of {what}")
-    if count <= _LONGEST_ARRAY:
+    if whole or count <= _LONGEST_ARRAY:
         return _scalars(reader, kind, count, what)
     reader.take(count * _scalar_bytes(reader, kind, what), what)
     return PassedOver(count)
@@ -244,21 +248,26 @@ def _check_start(path: Path, start: bytes) -> None:
         )
 
 
-@lru_cache(maxsize=1024)  # as for safetensors: every layer asks again
-def _cached_header(path: Path, _bytes: int, _mtime_ns: int, _inode: int) -> GgufHeader:
+def _open(path: Path) -> tuple[_Reader, int, int]:
+    """At the first field; the numbers of bytes in the file and of tensors."""
     mapped = MappedFile(path)
     data = memoryview(mapped.array(0, np.uint8, (min(mapped.size, MAX_HEADER),)))
     _check_start(path, bytes(data[:8]))
     reader = _Reader(path, data)
     reader.at = 8
-    tensors = reader.count(_LEAST_TENSOR, "the number of tensors")
+    return reader, mapped.size, reader.count(_LEAST_TENSOR, "the number of tensors")
+
+
+@lru_cache(maxsize=1024)  # as for safetensors: every layer asks again
+def _cached_header(path: Path, _bytes: int, _mtime_ns: int, _inode: int) -> GgufHeader:
+    reader, file_bytes, tensors = _open(path)
     fields = _fields(reader, reader.count(_LEAST_FIELD, "the number of fields"))
     if tensors * _LEAST_TENSOR > reader.left:
         raise reader.wrong("the number of tensors", f"is {tensors}, but {reader.left} bytes are left in the header")
     infos = _tensor_infos(reader, tensors)
     alignment = _alignment(reader, fields)
     begin = -(-reader.at // alignment) * alignment
-    placed = {name: _place(reader, name, info, begin, alignment, mapped.size) for name, info in infos.items()}
+    placed = {name: _place(reader, name, info, begin, alignment, file_bytes) for name, info in infos.items()}
     check_overlaps(path, placed)
     return GgufHeader(placed, fields, reader.at)
 
@@ -266,3 +275,15 @@ def _cached_header(path: Path, _bytes: int, _mtime_ns: int, _inode: int) -> Gguf
 def read_header(path: Path) -> GgufHeader:
     """Not to be changed."""
     return _cached_header(path, *file_version(path))
+
+
+def read_field(path: Path, key: str) -> Value | None:
+    """One field, whole, however long it is; None: there is no such field."""
+    reader, _, _ = _open(path)
+    for index in range(reader.count(_LEAST_FIELD, "the number of fields")):
+        found = reader.string(f"the key of field {index}")
+        what = f"field {_quoted(found)}"
+        value = _value(reader, reader.u32(what), what, whole=found == key)
+        if found == key:
+            return value
+    return None

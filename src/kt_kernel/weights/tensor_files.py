@@ -90,6 +90,10 @@ def _sizes(value: object) -> tuple[int, ...] | None:
     return None
 
 
+def tensor_bits(dtype: str, shape: tuple[int, ...]) -> int:
+    return prod(shape) * _DTYPES[dtype][0]
+
+
 def _entry(where: str, fields: object, data_begin: int, file_bytes: int) -> Entry:
     if not isinstance(fields, dict):
         raise ValueError(f"{where} has no dtype, shape and data_offsets")
@@ -104,7 +108,7 @@ def _entry(where: str, fields: object, data_begin: int, file_bytes: int) -> Entr
             f"{where} lies at bytes {begin}..{end} of a file of {file_bytes} bytes; the file is cut short or damaged: "
             "copy or download it again"
         )
-    if (end - begin) * 8 != prod(shape) * _DTYPES[dtype][0]:
+    if (end - begin) * 8 != tensor_bits(dtype, shape):
         raise ValueError(f"{where} is {dtype} {list(shape)}, but the file gives it {end - begin} bytes")
     return Entry(dtype, shape, begin, end)
 

@@ -1,0 +1,197 @@
+"""open_engine: from a folder to an engine that runs. Nothing heavy is imported before it is called."""
+
+import json
+import logging
+import os
+import time
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kt_kernel.engine.api import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from kt_kernel.engine.chunks import ChunkPlan
+    from kt_kernel.engine.engine import SlotEngine
+    from kt_kernel.engine.forward import Forward
+
+log = logging.getLogger(__name__)
+
+# Of a request that runs alone, whose chunks bound nothing but memory and the time until a cancel is seen.
+ALONE_CHUNK = 512
+UNKNOWN_CONTEXT = 8192  # of models whose config does not tell
+
+
+def open_engine(
+    path: "str | os.PathLike[str]",
+    *,
+    name: str | None = None,
+    slots: int | None = None,
+    context: int | None = None,
+    threads: int | None = None,
+    method: str = "auto",
+    max_queue: int = 256,
+    stall_ms: float = 200.0,
+    chunk_tokens: int | None = None,
+    trust_remote_code: bool = False,
+) -> "SlotEngine":
+    """The engine of the model in a folder.
+
+    Args:
+        path: a checkpoint as transformers reads it: config.json, tokenizer, safetensors.
+        name: what the model is called; None = the folder's name.
+        slots: requests that run at once; None = what memory allows, up to 16.
+        context: tokens of a request, prompt and answer; None = what memory and the model allow.
+        threads: of our pool and of torch; None = one for each physical core.
+        method: of the experts, as of KTConfig.
+        max_queue: requests that may wait for a slot.
+        stall_ms: how long running answers may wait for a piece of another's prompt.
+        chunk_tokens: the size of such pieces, a power of two; None = measured. The same size gives the same tokens
+            after a restart, whatever the load of the machine was.
+    """
+    # Read when torch is imported: its threads would spin on the cores that our pool computes on.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    path = _checked_folder(path)
+    if chunk_tokens is not None and (chunk_tokens < 1 or chunk_tokens & (chunk_tokens - 1)):
+        raise ValueError(f"chunk_tokens is {chunk_tokens}: it must be a power of two")
+
+    import torch
+    from transformers import AutoConfig
+
+    from kt_kernel.engine.engine import SlotEngine
+    from kt_kernel.engine.rope import pin_frequencies
+    from kt_kernel.engine.sizes import check_sizes
+    from kt_kernel.engine.text import end_tokens, open_text
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    check_sizes(slots, context, _model_context(config))
+    torch.set_num_threads(threads or _physical_cores())
+    text = open_text(path, trust_remote_code)
+    start = time.perf_counter()
+    model = _load_model(path, config, method, threads, trust_remote_code)
+    log.info("%s loaded in %.1f s", model.config.model_type, time.perf_counter() - start)
+    with torch.inference_mode():
+        forward = _sized_forward(model, slots, context)
+        if pin_frequencies(model, forward.context):
+            log.info("rotary frequencies are those of %d tokens, for texts of any length", forward.context)
+        chunks = _chunks(forward, stall_ms / 1000, chunk_tokens)
+        _use_native_decoder(forward)
+    log.info("decode by %s; prompts in pieces of %s", forward.decoder, _sizes(chunks))
+    return SlotEngine(
+        name or path.resolve().name,
+        forward,
+        text,
+        chunks,
+        vocabulary_size=model.get_input_embeddings().weight.shape[0],
+        end_tokens=end_tokens(model.generation_config, text.tokenizer),
+        defaults=default_sampling(path),
+        max_queue=max_queue,
+    )
+
+
+def _checked_folder(path: "str | os.PathLike[str]") -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder: give the folder of a checkpoint, with config.json in it")
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} has no config.json: is it the folder of a checkpoint?")
+    return folder
+
+
+def _physical_cores() -> int:
+    from kt_kernel.bench.machine import physical_cores
+
+    return physical_cores()
+
+
+def _model_context(config: "PreTrainedConfig") -> int:
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or UNKNOWN_CONTEXT
+
+
+def _load_model(
+    path: Path, config: "PreTrainedConfig", method: str, threads: int | None, trust_remote_code: bool
+) -> "PreTrainedModel":
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from kt_kernel.hf import KTConfig
+    from kt_kernel.hf.experts import find_experts
+
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    plugin = {}
+    if list(find_experts(skeleton)):
+        plugin["quantization_config"] = KTConfig(method=method, threads=threads)
+    else:
+        log.info("%s has no experts: transformers computes all of it", config.model_type)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code, **plugin
+    )
+    return model.eval()
+
+
+def _sized_forward(model: "PreTrainedModel", slots: int | None, context: int | None) -> "Forward":
+    """Tried with a small cache first: only the model's own keys tell how large a token's are."""
+    from kt_kernel.bench.machine import available_bytes
+    from kt_kernel.engine.forward import PROBE_TOKENS, SlotForward, open_forward
+    from kt_kernel.engine.sizes import choose_sizes
+
+    model_context = _model_context(model.config)
+    forward = open_forward(model, slots=2, context=PROBE_TOKENS)
+    if not isinstance(forward, SlotForward):
+        forward.context = choose_sizes(1, context, model_context, 0, available_bytes())[1]
+        log.info("one request at a time, of %d tokens: the model's layers keep a state", forward.context)
+        return forward
+    per_token = forward.cache.bytes_per_token
+    slots, context = choose_sizes(slots, context, model_context, per_token, available_bytes())
+    forward.resize(slots, context)
+    log.info(
+        "%d slots of %d tokens: up to %.1f GB of keys and values", slots, context, slots * context * per_token / 1e9
+    )
+    return forward
+
+
+def _chunks(forward: "Forward", budget_s: float, chunk_tokens: int | None) -> "ChunkPlan":
+    from kt_kernel.engine.chunks import MAX_CHUNK, fixed, measure
+    from kt_kernel.engine.forward import SlotForward, probe_tokens
+
+    if forward.whole_prompts:
+        return fixed(1 << 40)
+    if chunk_tokens is not None or not isinstance(forward, SlotForward):
+        return fixed(chunk_tokens or ALONE_CHUNK)
+    tokens = probe_tokens(forward.model, min(MAX_CHUNK, forward.context))
+
+    def prefill(position: int, n: int) -> None:
+        # Keys before position were never written; what they hold changes no time, and reading them takes no memory.
+        forward.cache.lengths[0] = position
+        forward.prefill(0, tokens[:n])
+        forward.keep(0, 0)
+
+    return measure(prefill, budget_s, forward.context)
+
+
+def _use_native_decoder(forward: "Forward") -> None:
+    from kt_kernel.engine.forward import SlotForward
+
+    if isinstance(forward, SlotForward) and find_spec("kt_kernel.engine.native"):
+        forward.use_native(import_module("kt_kernel.engine.native").build)
+
+
+def _sizes(chunks: "ChunkPlan") -> str:
+    largest, smallest = chunks.ranges[0][1], chunks.ranges[-1][1]
+    if largest >= 1 << 40:
+        return "any length"
+    return f"{largest} tokens" if largest == smallest else f"{largest} to {smallest} tokens"
+
+
+def default_sampling(folder: Path) -> Sampling:
+    """What generation_config.json says; of transformers' own defaults, such as a top_k of 50, nothing."""
+    try:
+        given = json.loads((folder / "generation_config.json").read_text())
+    except (OSError, ValueError):
+        return Sampling()
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return Sampling(**{name: given[name] for name in names if isinstance(given.get(name), (int, float))})
