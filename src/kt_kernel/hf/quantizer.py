@@ -20,7 +20,6 @@ from kt_kernel import runtime
 from kt_kernel.hf import decoding
 from kt_kernel.hf.config import AUTO, NAME, KTConfig
 from kt_kernel.hf.experts import ExpertsModule, find_experts
-from kt_kernel.hf.kept_linears import kept_linears
 from kt_kernel.hf.linear import preferred_format, replace_linears
 from kt_kernel.hf.packing import Filler, Pack
 from kt_kernel.hf.sources import Choice, KeyMap, Way, choose
@@ -166,7 +165,7 @@ class KTQuantizer(HfQuantizer):
         plan = runtime.plan_pool(
             config.threads, config.subpools, config.numa_nodes, beside_gpu=torch.cuda.is_available()
         )
-        count = replace_linears(model, weight_format, runtime.runtime_for(plan), kept_linears(model, self._fillers))
+        count = replace_linears(model, weight_format, runtime.runtime_for(plan))
         _LOG.info("%d linears are packed in %s", count, weight_format)
 
     def _finish_tensors(self) -> None:
