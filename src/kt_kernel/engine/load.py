@@ -57,16 +57,12 @@ def open_engine(
     # Read when torch is imported: its threads would spin on the cores that our pool computes on.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     path = _checked_folder(path)
-    if chunk_tokens is not None and (chunk_tokens < 1 or chunk_tokens & (chunk_tokens - 1)):
-        raise ValueError(f"chunk_tokens is {chunk_tokens}: it must be a power of two")
+    _check_chunk(chunk_tokens)
 
     import torch
     from transformers import AutoConfig
 
-    from kt_kernel.engine import native
     from kt_kernel.engine.engine import SlotEngine
-    from kt_kernel.engine.forward import SlotForward
-    from kt_kernel.engine.rope import pin_frequencies
     from kt_kernel.engine.sizes import check_sizes
     from kt_kernel.engine.text import end_tokens, open_text
 
@@ -74,18 +70,10 @@ def open_engine(
     check_sizes(slots, context, _model_context(config))
     torch.set_num_threads(threads or _physical_cores())
     text = open_text(path, trust_remote_code)
-    start = time.perf_counter()
     model = _load_model(path, config, method, threads, trust_remote_code)
     packed = _pack_linears(model, linears, threads)
-    log.info("%s loaded in %.1f s", model.config.model_type, time.perf_counter() - start)
-    with torch.inference_mode():
-        forward = _sized_forward(model, slots, context)
-        if pin_frequencies(model, forward.context):
-            log.info("rotary frequencies are those of %d tokens, for texts of any length", forward.context)
-        chunks = _chunks(forward, stall_ms / 1000, chunk_tokens)
-        if packed and isinstance(forward, SlotForward):
-            forward.use_native(native.build)
-    log.info("decode by %s; prompts in pieces of %s", forward.decoder, _sizes(chunks, forward.context))
+    forward = _sized_forward(model, slots, context)
+    chunks = _prepare(forward, stall_ms / 1000, chunk_tokens, packed)
     return SlotEngine(
         name or path.resolve().name,
         forward,
@@ -107,6 +95,11 @@ def _checked_folder(path: "str | os.PathLike[str]") -> Path:
     return folder
 
 
+def _check_chunk(chunk_tokens: int | None) -> None:
+    if chunk_tokens is not None and (chunk_tokens < 1 or chunk_tokens & (chunk_tokens - 1)):
+        raise ValueError(f"chunk_tokens is {chunk_tokens}: it must be a power of two")
+
+
 def _physical_cores() -> int:
     from kt_kernel.bench.machine import physical_cores
 
@@ -125,6 +118,7 @@ def _load_model(
     from kt_kernel.hf import KTConfig
     from kt_kernel.hf.experts import find_experts
 
+    start = time.perf_counter()
     auto_class = _auto_class(config)
     with torch.device("meta"):
         skeleton = auto_class.from_config(config, trust_remote_code=trust_remote_code)
@@ -134,6 +128,7 @@ def _load_model(
     else:
         log.info("%s has no experts: transformers computes all of it", config.model_type)
     model = auto_class.from_pretrained(path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code, **plugin)
+    log.info("%s loaded in %.1f s", config.model_type, time.perf_counter() - start)
     return model.eval()
 
 
@@ -168,14 +163,34 @@ def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | 
     return True
 
 
+def _prepare(forward: "Forward", budget_s: float, chunk_tokens: int | None, packed: bool) -> "ChunkPlan":
+    import torch
+
+    from kt_kernel.engine import native
+    from kt_kernel.engine.forward import SlotForward
+    from kt_kernel.engine.rope import pin_frequencies
+
+    if pin_frequencies(forward.model, forward.context):
+        log.info("rotary frequencies are those of %d tokens, for texts of any length", forward.context)
+    with torch.inference_mode():
+        chunks = _chunks(forward, budget_s, chunk_tokens)
+        if packed and isinstance(forward, SlotForward):
+            forward.use_native(native.build)
+    log.info("decode by %s; prompts in pieces of %s", forward.decoder, _sizes(chunks, forward.context))
+    return chunks
+
+
 def _sized_forward(model: "PreTrainedModel", slots: int | None, context: int | None) -> "Forward":
     """Tried with a small cache first: only the model's own keys tell how large a token's are."""
+    import torch
+
     from kt_kernel.bench.machine import available_bytes
     from kt_kernel.engine.forward import PROBE_TOKENS, SlotForward, open_forward
     from kt_kernel.engine.sizes import choose_sizes
 
     model_context = _model_context(model.config)
-    forward = open_forward(model, slots=2, context=PROBE_TOKENS)
+    with torch.inference_mode():
+        forward = open_forward(model, slots=2, context=PROBE_TOKENS)
     if not isinstance(forward, SlotForward):
         forward.context = choose_sizes(1, context, model_context, 0, available_bytes())[1]
         log.info("one request at a time, of %d tokens: the model's layers keep a state", forward.context)
