@@ -46,9 +46,8 @@ def open_engine(
         context: tokens of a request, prompt and answer; None = what memory and the model allow.
         threads: of our pool and of torch; None = one for each physical core.
         method: of the experts, as of KTConfig.
-        linears: the format of all other linears on our kernels: bf16, int8, int4 or int4g; "auto" = bf16 where that is
-            faster than torch, None = torch computes them, and decode stays with transformers. Only on our kernels is an
-            answer the same, to the bit, whatever else runs.
+        linears: the format of all others on our kernels: bf16, int8, int4 or int4g; "auto" = bf16 where that is faster
+            than torch, None = torch's, where decode stays with transformers and may depend on what else runs.
         max_queue: requests that may wait for a slot.
         stall_ms: how long running answers may wait for a piece of another's prompt.
         chunk_tokens: the size of such pieces, a power of two; None = measured. The same size gives the same tokens
@@ -73,12 +72,11 @@ def open_engine(
     model = _load_model(path, config, method, threads, trust_remote_code)
     packed = _pack_linears(model, linears, threads)
     forward = _sized_forward(model, slots, context)
-    chunks = _prepare(forward, stall_ms / 1000, chunk_tokens, packed)
     return SlotEngine(
         name or path.resolve().name,
         forward,
         text,
-        chunks,
+        _prepare(forward, stall_ms / 1000, chunk_tokens, packed),
         vocabulary_size=model.get_input_embeddings().weight.shape[0],
         end_tokens=end_tokens(model.generation_config, text.tokenizer),
         defaults=default_sampling(path),
