@@ -153,7 +153,7 @@ class KTQuantizer(HfQuantizer):
             device = _device_beside(model, name)
             filler.install(device)
             if filler.splits and device.type == "cpu":
-                _LOG.warning("gpu_experts of %s are on the CPU, where torch computes them: pass device_map", name)
+                _LOG.warning("gpu_experts of %s are on the CPU until the model is moved to a GPU", name)
         for name, owner in self._aliases.items():
             model.get_submodule(name).kt_layer = model.get_submodule(owner).kt_layer
 
