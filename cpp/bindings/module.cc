@@ -7,6 +7,8 @@ void bind_cpu(nb::module_& m);
 void bind_moe(nb::module_& m);
 void bind_runtime(nb::module_& m);
 void bind_limits(nb::module_& m);
+void bind_dense(nb::module_& m);
+void bind_decoder(nb::module_& m);
 
 NB_MODULE(_core, m) {
   // A pool in a global of some module is still there when the interpreter ends; users should not read of leaks then.
@@ -15,6 +17,8 @@ NB_MODULE(_core, m) {
   m.attr("__version__") = KT_VERSION;
   bind_cpu(m);
   bind_moe(m);
+  bind_dense(m);
+  bind_decoder(m);
   bind_runtime(m);
   bind_limits(m);
 }

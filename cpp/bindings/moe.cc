@@ -6,13 +6,12 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "bindings/codes.h"
 #include "bindings/packed.h"
 #include "bindings/status.h"
@@ -23,21 +22,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
-
-using WeightArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-
-// All layers of a pool share one workspace; it goes when the last layer does.
-std::shared_ptr<kt::Workspace> shared_workspace(kt::Pool* pool) {
-  static std::mutex mutex;
-  static std::map<kt::Pool*, std::weak_ptr<kt::Workspace>> workspaces;
-  const std::lock_guard lock(mutex);
-  std::shared_ptr<kt::Workspace> workspace = workspaces[pool].lock();
-  if (!workspace) {
-    workspace = std::make_shared<kt::Workspace>(pool);
-    workspaces[pool] = workspace;
-  }
-  return workspace;
-}
 
 std::unique_ptr<kt::Pool> make_pool(const std::vector<int>& threads, const std::optional<std::vector<int>>& numa_ids,
                                     const std::optional<std::vector<std::vector<int>>>& cpus, int spin_us) {
@@ -109,28 +93,6 @@ std::unique_ptr<kt::Layer> make_layer(kt::Pool& pool, const std::string& format,
   return layer;
 }
 
-std::string shape_of(const WeightArray& array) {
-  std::string shape;
-  for (size_t i = 0; i < array.ndim(); ++i) shape += (i ? ", " : "") + std::to_string(array.shape(i));
-  return "[" + shape + "]";
-}
-
-const uint16_t* weights_of(const char* name, const WeightArray& array, int rows, int columns) {
-  const nb::dlpack::dtype dtype = array.dtype();
-  const bool bits = dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt);
-  const bool bfloat = dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat);
-  if (dtype.bits != 16 || !(bits || bfloat)) {
-    throw nb::type_error((std::string(name) + " must hold bf16 (or its bits as uint16)").c_str());
-  }
-  if (array.ndim() != 2 || array.shape(0) != static_cast<size_t>(rows) ||
-      array.shape(1) != static_cast<size_t>(columns)) {
-    throw nb::value_error((std::string(name) + " has shape " + shape_of(array) + "; this layer needs [" +
-                           std::to_string(rows) + ", " + std::to_string(columns) + "]")
-                              .c_str());
-  }
-  return static_cast<const uint16_t*>(array.data());
-}
-
 void load_expert(kt::Layer& layer, int expert, const std::optional<WeightArray>& gate, const WeightArray& up,
                  const WeightArray& down) {
   const int H = layer.config().hidden, I = layer.config().intermediate;
@@ -142,19 +104,6 @@ void load_expert(kt::Layer& layer, int expert, const std::optional<WeightArray>&
   raise_of([&] { return layer.load_expert(expert, weights); });
 }
 
-const float* bias_of(const char* name, const WeightArray& array, int rows) {
-  const nb::dlpack::dtype dtype = array.dtype();
-  if (dtype.code != static_cast<uint8_t>(nb::dlpack::dtype_code::Float) || dtype.bits != 32) {
-    throw nb::type_error((std::string("the bias of ") + name + " must hold f32").c_str());
-  }
-  if (array.ndim() != 1 || array.shape(0) != static_cast<size_t>(rows)) {
-    throw nb::value_error((std::string("the bias of ") + name + " has shape " + shape_of(array) +
-                           "; this layer needs [" + std::to_string(rows) + "]")
-                              .c_str());
-  }
-  return static_cast<const float*>(array.data());
-}
-
 void load_biases(kt::Layer& layer, int expert, const WeightArray& gate, const WeightArray& up,
                  const WeightArray& down) {
   const int H = layer.config().hidden, I = layer.config().intermediate;
@@ -164,12 +113,6 @@ void load_biases(kt::Layer& layer, int expert, const WeightArray& gate, const We
 
 void fill_random(kt::Layer& layer, uint64_t seed) {
   raise_of([&] { return layer.fill_random(seed); });
-}
-
-nb::ndarray<nb::numpy, float> matrix(int rows, int columns, float** data) {
-  *data = new float[static_cast<size_t>(rows) * columns];
-  nb::capsule owner(*data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-  return nb::ndarray<nb::numpy, float>(*data, {static_cast<size_t>(rows), static_cast<size_t>(columns)}, owner);
 }
 
 nb::tuple decode_expert(const kt::Layer& layer, int expert) {

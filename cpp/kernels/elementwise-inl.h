@@ -254,5 +254,36 @@ void store(const float* const* parts, int n_parts, int n, const uint16_t* addend
   }
 }
 
+template <class V, bool kF32>
+KT_INLINE void finish_to(const FinishArgs& a) {
+  int j = 0;
+  for (; j + V::kLanes <= a.n; j += V::kLanes) {
+    auto x = V::load_f32(a.c + j);
+    if (a.bias) x = V::add(x, V::load_f32(a.bias + j));
+    x = V::mul(x, V::set1_f32(a.scale));
+    if (a.addend) x = V::add(x, V::load_bf16(a.addend + j));
+    if constexpr (kF32) {
+      V::store_f32(a.f32 + j, x);
+    } else {
+      V::store_bf16(a.bf16 + j, x);
+    }
+  }
+  for (; j < a.n; ++j) {
+    float x = a.scale * (a.bias ? a.c[j] + a.bias[j] : a.c[j]);
+    if (a.addend) x += bf16_to_f32(a.addend[j]);
+    if constexpr (kF32) {
+      a.f32[j] = x;
+    } else {
+      a.bf16[j] = f32_to_bf16(x);
+    }
+  }
+}
+
+template <class V>
+void finish(const FinishArgs& a) {
+  if (a.f32) return finish_to<V, true>(a);
+  finish_to<V, false>(a);
+}
+
 }  // namespace
 }  // namespace kt

@@ -137,7 +137,8 @@ KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_e
                            Chunk<Core> chunk) {
   const size_t c_pitch = g.c_pitch;
   for (int step; p < p_end; p += step) {
-    step = p_end - p < Core::kPanels ? 1 : Core::kPanels;
+    const int left = p_end - p;
+    step = left >= Core::kPanels ? Core::kPanels : Core::kPanels > 2 && left >= 2 ? 2 : 1;
     TileArgs t;
     t.lines = w.lines + p * w.stride;
     t.panel_stride = w.stride;
@@ -147,10 +148,12 @@ KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_e
     t.c_pitch = c_pitch;
     t.first = k0 == 0;
     t.group = g.group;
-    if (step == 1) {
-      tile_rows<Core, Source, 1>(rows, t, chunk);
-    } else {
+    if (step == Core::kPanels) {
       tile_rows<Core, Source, Core::kPanels>(rows, t, chunk);
+    } else if (step == 1) {
+      tile_rows<Core, Source, 1>(rows, t, chunk);
+    } else if constexpr (Core::kPanels > 2) {
+      tile_rows<Core, Source, 2>(rows, t, chunk);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include "kernels/kernel.h"
 
 #include "formats/gguf_raw.h"
+#include "kernels/attention-inl.h"
 #include "kernels/elementwise-inl.h"
 #include "kernels/gemm_tiles-inl.h"
 #include "kernels/isa/row.h"
@@ -112,10 +113,12 @@ constexpr int kMaxPanels = 16;
 #endif
 constexpr int kMaxRows = 256;
 #if defined(KT_HAS_TILES)
+constexpr int kSteadyCall = FloatCore::kRows < Int8Core::kRows ? FloatCore::kRows : Int8Core::kRows;
 // 16 threads, k = 7168: 9.8 TOPS with a scale per 256, 11.5 per 512, 14.5 per 1024, 17 with none. Activation error with
 // outlier channels 2.5, 3.6, 4.9 and 9 %.
 constexpr int kManyRowsSpan = kMaxSpan;
 #else
+constexpr int kSteadyCall = kMaxRows;
 constexpr int kManyRowsSpan = kActGroup;
 #endif
 
@@ -300,9 +303,15 @@ constexpr IsaTable kTable = {
     swiglu<V>,
     accumulate<V>,
     store<V>,
+    finish<V>,
+    sum_of_squares<V>,
+    normalise<V>,
+    rotate<V>,
+    attend<V>,
     scratch_bytes,
     kMaxPanels,
     kMaxRows,
+    kSteadyCall,
     kManyRowsSpan,
     kLimitLoops,
 };

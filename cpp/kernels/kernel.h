@@ -84,6 +84,53 @@ struct GateUp {
   const float* bias;
 };
 
+// out[j] = scale * (c[j] + bias[j]) + addend[j] for j < n; bias and addend may be null. One of the outputs is null.
+struct FinishArgs {
+  const float* c;
+  const float* bias;
+  float scale;
+  const uint16_t* addend;
+  int n;
+  uint16_t* bf16;
+  float* f32;
+};
+
+// y[i] = x[i] * factor * weight[i], weight may be null; of the first `rotary` elements (i, i + rotary / 2), or where
+// interleaved (2 i, 2 i + 1), are turned: (a cos - b sin, b cos + a sin).
+struct RotateArgs {
+  const uint16_t* x;
+  float factor;
+  const float* weight;
+  int n;
+  const float* cos;  // [rotary / 2]
+  const float* sin;
+  int rotary;
+  bool interleaved;
+  float* out;  // [n]
+};
+
+// Softmax attention of a few heads over the same keys, without the division by the sum of the weights:
+//   out[h] = sum_j e^(s[h, j] - most[h]) values[j],  sum[h] = sum_j e^(s[h, j] - most[h]),  most[h] = max_j s[h, j]
+// with s[h, j] = scale * q[h] . keys[j], or softcap * tanh of that / softcap where softcap is not 0.
+struct AttendArgs {
+  const float* q;  // [heads][head_dim]
+  int heads;
+  int head_dim;          // a multiple of 16
+  const uint16_t* keys;  // bf16 [count][head_dim], rows `pitch` elements apart
+  const uint16_t* values;
+  size_t pitch;
+  int count;
+  float scale;
+  float softcap;
+  float* out;   // [heads][head_dim]
+  float* most;  // [heads]
+  float* sum;
+};
+
+// Calls of up to so many rows give every row the bits that it would get alone, if gemm is handed at most
+// IsaTable::steady_rows of them at a time. It holds for bf16, int8, int4 and int4g.
+constexpr int kSteadyRows = 32;
+
 struct FormatKernels {
   ActKind act;
   void (*gemm)(const GemmArgs& args);
@@ -110,10 +157,19 @@ struct IsaTable {
   // out[j] = bf16(sum of parts[p][j] + addend[j]), any n; addend may be null, or out itself.
   void (*store)(const float* const* parts, int n_parts, int n, const uint16_t* addend, uint16_t* out);
 
+  void (*finish)(const FinishArgs& args);
+  // sum of x[i]^2; out[i] = bf16(x[i] * factor * weight[i]); any n.
+  float (*sum_of_squares)(const uint16_t* x, int n);
+  void (*normalise)(const uint16_t* x, float factor, const float* weight, int n, uint16_t* out);
+  void (*rotate)(const RotateArgs& args);
+  void (*attend)(const AttendArgs& args);
+
   size_t (*gemm_scratch_bytes)(int k, int n_panels);
   // Largest n_panels and m a gemm call should be given, so that c and decoded weights stay in L2.
   int max_panels;
   int max_rows;
+  // See kSteadyRows: vector kernels sum in the same order whatever m is, tile kernels in another.
+  int steady_rows;
   // Best span for products of many rows. Vector kernels rescale for free in every group; tile kernels do not.
   int many_rows_span;
   LimitLoops limits;

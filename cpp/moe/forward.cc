@@ -1,25 +1,19 @@
 #include "moe/forward.h"
 
 #include <algorithm>
-#include <atomic>
 #include <climits>
 #include <cstring>
+#include <optional>
 
 namespace kt {
 namespace {
 
-// Tasks per worker to aim for: small enough tasks that the last one does not leave the others waiting.
-constexpr int kTasksPerWorker = 8;
 // Rows per expert from which on a product is bound by arithmetic.
 constexpr int kManyRows = 16;
 // What reading its activations costs a task of the down projection, in panels of output.
 constexpr int kReadPanels = 2;
-// Depth of one quantisation task.
-constexpr int kQuantisePiece = kMaxSpan;
-
-struct alignas(128) TaskCounter {
-  std::atomic<int> next{0};
-};
+// Columns of one task of the reduction.
+constexpr int kReducePiece = kMaxSpan;
 
 int clamp(int value, int low, int high) { return value < low ? low : value > high ? high : value; }
 
@@ -55,25 +49,13 @@ struct ForwardPass {
 
   int tokens() const { return args.routing.tokens; }
   // Whether products are bound by arithmetic rather than by reading weights.
-  bool many_rows() const { return plan.pairs() >= kManyRows * plan.active(); }
+  bool many_rows() const { return !steady() && plan.pairs() >= kManyRows * plan.active(); }
+  // Whether a token's result must not depend on the others. Formats that keep the codes of files change their kernels
+  // with the number of rows.
+  bool steady() const { return tokens() <= kSteadyRows && !grouped_kind(layer.config_.format()); }
+  // Of one call of gemm.
+  int most_rows() const { return steady() ? isa.steady_rows : isa.max_rows; }
   const Layer::Shard& shard(const Worker& worker) const { return layer.shards_[worker.node]; }
-
-  // bf16 rows to quantised rows, cut into pieces so that one token keeps several workers busy. A worker's pieces lie
-  // side by side: rows are shorter than what a hardware prefetcher needs to get going.
-  void quantise(const Worker& worker, const uint16_t* rows, size_t pitch, int count, int k, ActBuffer& to) const {
-    const int pieces = div_up(k, kQuantisePiece);
-    const int64_t all = static_cast<int64_t>(count) * pieces;
-    for (int64_t i = all * worker.index / worker.node_threads; i < all * (worker.index + 1) / worker.node_threads;
-         ++i) {
-      const size_t row = i / pieces;
-      const int k0 = static_cast<int>(i % pieces) * kQuantisePiece;
-      isa.quantise(act, rows + row * pitch + k0, std::min(k - k0, kQuantisePiece), to.span,
-                   to.data + row * to.pitch + static_cast<size_t>(k0) * act_bytes(act),
-                   to.scales + row * to.group_pitch + k0 / kActGroup,
-                   to.group_sums + row * to.group_pitch + k0 / kActGroup,
-                   to.sums + row * to.sum_pitch + k0 / kSumGroup);
-    }
-  }
 
   // Tasks: (expert by descending rows, block of panel pairs). Each writes its own columns of the intermediate rows.
   void gate_up(const Worker& worker) {
@@ -84,18 +66,10 @@ struct ForwardPass {
     const int block =
         clamp(plan.active() * pairs / (worker.node_threads * kTasksPerWorker), 1, std::min(pairs, isa.max_panels / 2));
     const int blocks = div_up(pairs, block);
-    const Acts acts = quantised ? node.input.acts() : Acts{reinterpret_cast<const uint8_t*>(args.input),
-                                                           static_cast<size_t>(hidden) * 2,
-                                                           nullptr,
-                                                           nullptr,
-                                                           nullptr,
-                                                           0,
-                                                           0,
-                                                           0};
+    const Acts acts = quantised ? node.input.acts() : bf16_acts(args.input, hidden);
     uint16_t* h = reinterpret_cast<uint16_t*>(node.hidden.data());
     const size_t pitch = hidden_pitch(s.size);
-    for (int task;
-         (task = gate_up_tasks[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < plan.active() * blocks;) {
+    for (int task; (task = gate_up_tasks[worker.node].take()) < plan.active() * blocks;) {
       const int slot = plan.by_size(task / blocks);
       const int first = task % blocks * block, count = std::min(block, pairs - first);
       GemmArgs g{};
@@ -106,7 +80,7 @@ struct ForwardPass {
       const float* bias = biases ? biases + static_cast<size_t>(2) * first * kPanelRows : nullptr;
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.rows = plan.tokens() + row;
-        g.m = std::min(plan.end(slot) - row, isa.max_rows);
+        g.m = std::min(plan.end(slot) - row, most_rows());
         order_columns(layer.columns_[plan.expert(slot)], thread, &g);
         const GateUp c = gate_up_products(s, plan.expert(slot), first, count, bias, g, thread);
         isa.swiglu(c, g.m, count, layer.config_.activation, h + row * pitch + static_cast<size_t>(first) * kPanelRows,
@@ -163,8 +137,7 @@ struct ForwardPass {
     const Layer::Shard& s = shard(worker);
     const int panels = panel_count(hidden);
     const int block = down_block(panels, worker.node_threads);
-    for (int task;
-         (task = down_tasks[worker.node].next.fetch_add(1, std::memory_order_relaxed)) < div_up(panels, block);) {
+    for (int task; (task = down_tasks[worker.node].take()) < div_up(panels, block);) {
       down_columns(worker, s, task * block, std::min(block, panels - task * block));
     }
   }
@@ -197,7 +170,7 @@ struct ForwardPass {
     g.format = layer.config_.formats[kDown];
     g.c_pitch = static_cast<size_t>(width);
     g.acts = quantised ? node.hidden_quantised.acts()
-                       : Acts{node.hidden.data(), hidden_pitch(s.size) * 2, nullptr, nullptr, nullptr, 0, 0, 0};
+                       : bf16_acts(reinterpret_cast<const uint16_t*>(node.hidden.data()), hidden_pitch(s.size));
     g.c = reinterpret_cast<float*>(thread.c.data());
     g.scratch = thread.scratch.data();
     for (int slot = 0; slot < plan.active(); ++slot) {
@@ -206,7 +179,7 @@ struct ForwardPass {
       const float* bias = s.down_bias(plan.expert(slot));
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.first_row = row;
-        g.m = std::min(plan.end(slot) - row, isa.max_rows);
+        g.m = std::min(plan.end(slot) - row, most_rows());
         layer.kernels(kDown).gemm(g);
         for (int i = 0; i < g.m; ++i) {
           float* to = sum + static_cast<size_t>(plan.tokens()[row + i]) * width;
@@ -241,28 +214,28 @@ struct ForwardPass {
   void reduce(const Worker& worker) const {
     const int nodes = static_cast<int>(layer.shards_.size());
     const size_t pitch = round_up(hidden, kPanelRows);
-    const int pieces = div_up(hidden, kQuantisePiece);
+    const int pieces = div_up(hidden, kReducePiece);
     for (int i = worker.global; i < tokens() * pieces; i += worker.total_threads) {
       const size_t t = i / pieces;
-      const int column = i % pieces * kQuantisePiece;
+      const int column = i % pieces * kReducePiece;
       const float* parts[kMaxNodes];
       for (int n = 0; n < nodes; ++n)
         parts[n] = reinterpret_cast<const float*>(workspace.node(n).partial.data()) + t * pitch + column;
-      store(parts, nodes, t, column, std::min(hidden - column, kQuantisePiece));
+      store(parts, nodes, t, column, std::min(hidden - column, kReducePiece));
     }
   }
 
   void work(const Worker& worker) {
     Workspace::Node& node = workspace.node(worker.node);
     if (quantised) {
-      quantise(worker, args.input, hidden, tokens(), hidden, node.input);
+      quantise_rows(isa, act, worker, args.input, hidden, tokens(), hidden, node.input);
       worker.node_barrier();
     }
     gate_up(worker);
     worker.node_barrier();
     if (quantised) {
-      quantise(worker, reinterpret_cast<const uint16_t*>(node.hidden.data()), hidden_pitch(shard(worker).size),
-               plan.pairs(), shard(worker).size, node.hidden_quantised);
+      quantise_rows(isa, act, worker, reinterpret_cast<const uint16_t*>(node.hidden.data()),
+                    hidden_pitch(shard(worker).size), plan.pairs(), shard(worker).size, node.hidden_quantised);
       worker.node_barrier();
     }
     down(worker);
@@ -279,5 +252,22 @@ Status run_forward(Layer& layer, Workspace& workspace, const ForwardArgs& args) 
   return workspace.pool().run(
       [](void* context, const Worker& worker) { static_cast<ForwardPass*>(context)->work(worker); }, &pass);
 }
+
+struct PlannedForward::Impl {
+  ForwardArgs args;
+  std::optional<ForwardPass> pass;
+};
+
+PlannedForward::PlannedForward() : impl_(std::make_unique<Impl>()) {}
+PlannedForward::~PlannedForward() = default;
+
+void PlannedForward::plan(Layer& layer, Workspace& workspace, const ForwardArgs& args) {
+  impl_->args = args;
+  workspace.plan().leave_out(layer.config().num_experts, layer.mask(), args.skip);
+  workspace.plan().build(args.routing);
+  impl_->pass.emplace(layer, workspace, impl_->args);
+}
+
+void PlannedForward::work(const Worker& worker) { impl_->pass->work(worker); }
 
 }  // namespace kt

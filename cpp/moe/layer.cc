@@ -226,8 +226,8 @@ WorkspaceNeeds Layer::needs() const {
   n.max_pairs = max_pairs;
   n.hidden_bytes = static_cast<size_t>(max_pairs + kRowUnit) * hidden_pitch(widest) * 2;
   if (act != ActKind::bf16) {
-    n.input_bytes = ActBuffer::bytes(act, chunk_tokens_, config_.hidden);
-    n.hidden_quantised_bytes = ActBuffer::bytes(act, max_pairs + kRowUnit, widest);
+    n.input_bytes = ActRows::bytes(act, chunk_tokens_, config_.hidden);
+    n.hidden_quantised_bytes = ActRows::bytes(act, max_pairs + kRowUnit, widest);
   }
   if (shards_.size() > 1)
     n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPanelRows) * 4;

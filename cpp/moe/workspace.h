@@ -6,30 +6,12 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/kernel.h"
+#include "moe/act_rows.h"
 #include "moe/plan.h"
 #include "threads/numa_buffer.h"
 #include "threads/pool.h"
 
 namespace kt {
-
-// Quantised activation rows of one node.
-struct ActBuffer {
-  NumaBuffer memory;
-  uint8_t* data = nullptr;
-  float* scales = nullptr;
-  int32_t* group_sums = nullptr;
-  int32_t* sums = nullptr;
-  size_t pitch = 0;
-  int group_pitch = 0;
-  int sum_pitch = 0;
-  int span = kActGroup;
-
-  static size_t bytes(ActKind kind, int rows, int k);
-  // Lays rows x k out in memory, which must be large enough.
-  void layout(ActKind kind, int rows, int k, int common_span);
-  Acts acts() const { return {data, pitch, scales, group_sums, sums, group_pitch, sum_pitch, span}; }
-};
 
 // What a layer needs, per node and per worker.
 struct WorkspaceNeeds {

@@ -158,6 +158,11 @@ class KTMoEWrapper:
             raise ValueError(message) from None
 
     @property
+    def runtime(self) -> runtime.Runtime:
+        """The pool that computes this layer, and its queue."""
+        return self._runtime
+
+    @property
     def cpu_infer(self) -> "CPUInfer":
         """The pool and queue of this layer, as ``kt_kernel_ext`` shows them."""
         from kt_kernel.kt_kernel_ext import CPUInfer
