@@ -15,9 +15,13 @@ import torch
 from torch import nn
 from transformers.quantizers.base import HfQuantizer
 
+import kt_kernel
+from kt_kernel import runtime
 from kt_kernel.hf import decoding
-from kt_kernel.hf.config import NAME, KTConfig
+from kt_kernel.hf.config import AUTO, NAME, KTConfig
 from kt_kernel.hf.experts import ExpertsModule, find_experts
+from kt_kernel.hf.kept_linears import kept_linears
+from kt_kernel.hf.linear import preferred_format, replace_linears
 from kt_kernel.hf.packing import Filler, Pack
 from kt_kernel.hf.sources import Choice, KeyMap, Way, choose
 from kt_kernel.weights.config import checkpoint_format_beside
@@ -141,6 +145,7 @@ class KTQuantizer(HfQuantizer):
         self._finish_tensors()
         self._fill_from_files()
         self._install(model)
+        self._replace_linears(model)
         model.set_experts_implementation(NAME)
         self._fillers.clear()
         return model
@@ -155,6 +160,17 @@ class KTQuantizer(HfQuantizer):
                 _LOG.warning("gpu_experts of %s are on the CPU, where torch computes them: pass device_map", name)
         for name, owner in self._aliases.items():
             model.get_submodule(name).kt_layer = model.get_submodule(owner).kt_layer
+
+    def _replace_linears(self, model: nn.Module) -> None:
+        config = self.quantization_config
+        weight_format = preferred_format(kt_kernel.__cpu_variant__) if config.linears == AUTO else config.linears
+        if weight_format is None:
+            return
+        plan = runtime.plan_pool(
+            config.threads, config.subpools, config.numa_nodes, beside_gpu=torch.cuda.is_available()
+        )
+        count = replace_linears(model, weight_format, runtime.runtime_for(plan), kept_linears(model, self._fillers))
+        _LOG.info("%d linears are packed in %s", count, weight_format)
 
     def _finish_tensors(self) -> None:
         """A checkpoint that is quantised is decoded first, so its tensors are only there now."""
