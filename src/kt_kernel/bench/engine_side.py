@@ -45,10 +45,11 @@ class EngineSide:
     def __init__(self) -> None:
         self._engine = None
 
-    def open(self, path: str, method: str, threads: int, slots: int, context: int) -> dict:
+    def open(self, path: str, method: str, threads: int, slots: int, context: int, linears: str = "auto") -> dict:
         from kt_kernel.engine.load import open_engine
 
-        self._engine = open_engine(path, method=method, threads=threads, slots=slots, context=context)
+        sizes = {"threads": threads, "slots": slots, "context": context}
+        self._engine = open_engine(path, method=method, linears=linears, **sizes)
         return {"decoder": self._engine.forward.decoder}
 
     def fill_random(self) -> dict:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import kt_kernel
 from kt_kernel.bench import llamacpp_build, machine, synthetic
@@ -24,11 +25,13 @@ PROMPT_TOKENS, PREFILL_TOKENS = 32, 512
 CONTEXT = 1024
 _SLOTS = max(BATCHES)
 
-METHOD = "AMXINT8"  # against Q8_0
+METHOD, LINEARS = "AMXINT8", "int8"  # against Q8_0
 _GGUF_TYPE = "q8_0"
 LARGE_METHOD = "INT4G"
 # What a packed weight of LARGE_METHOD takes at most, and a weight of the others in bf16: to see how many layers fit.
 _LARGE_BYTES, _OTHER_BYTES = 0.55, 2.0
+
+Name = TypeVar("Name")
 
 PARTS = ("demo", "http", "overhead", "large")
 
@@ -79,9 +82,9 @@ def figure(model: str, phase: str, batch: int, method: str, settings: ServeSetti
     }
 
 
-def in_turns(sides: dict[str, Callable[[int], float]], rounds: int) -> dict[str, list[float]]:
+def in_turns(sides: dict[Name, Callable[[int], float]], rounds: int) -> dict[Name, list[float]]:
     """Rates of each side, one of each round; the first round warms up and does not count."""
-    rates: dict[str, list[float]] = {name: [] for name in sides}
+    rates: dict[Name, list[float]] = {name: [] for name in sides}
     for round_idx in range(rounds + 1):
         for name, measure in sides.items():
             rate = measure(round_idx)
@@ -106,7 +109,13 @@ def _demo(settings: ServeSettings, findings: Findings, progress: Progress, demo:
         clients = {"engine": stack.enter_context(Client("engine")), "stock": stack.enter_context(Client("stock"))}
         decoders = {
             "engine": clients["engine"].call(
-                "open", path=str(demo), method=METHOD, threads=settings.used_threads, slots=_SLOTS, context=CONTEXT
+                "open",
+                path=str(demo),
+                method=METHOD,
+                linears=LINEARS,
+                threads=settings.used_threads,
+                slots=_SLOTS,
+                context=CONTEXT,
             )["decoder"],
             "stock": clients["stock"].call("open", path=str(demo), threads=settings.used_threads)["decoder"],
         }
@@ -116,19 +125,26 @@ def _demo(settings: ServeSettings, findings: Findings, progress: Progress, demo:
             findings.fail(f"llama.cpp was not measured: {error}")
         for name, decoder in decoders.items():
             findings.note(f"{name} decodes by {decoder}")
-        alone = None
-        for batch in BATCHES:
-            progress.say(f"decode of {batch}")
-            rates = in_turns(_decodes(clients.items(), batch, settings.steps), settings.rounds)
-            values = compared(rates)
-            alone = alone or values["tokens_per_s"]
-            values["vs_batch_1"] = round(values["tokens_per_s"] / alone, 3)
-            findings.figures.append(
-                figure("demo", "decode", batch, METHOD, settings, decoder=decoders["engine"], **values)
-            )
+        progress.say(f"decode of {' and '.join(map(str, BATCHES))}")
+        _add_decodes(settings, findings, clients, decoders["engine"])
         progress.say("prefill")
         rates = in_turns(_prefills(clients.items()), settings.rounds)
         findings.figures.append(figure("demo", f"prefill {PREFILL_TOKENS}", 1, METHOD, settings, **compared(rates)))
+
+
+def _add_decodes(settings: ServeSettings, findings: Findings, clients: dict[str, Client], decoder: str) -> None:
+    """Every side with every batch in each round."""
+    turns = {
+        (name, batch): measure
+        for batch in BATCHES
+        for name, measure in _decodes(clients.items(), batch, settings.steps).items()
+    }
+    rates = in_turns(turns, settings.rounds)
+    for batch in BATCHES:
+        values = compared({name: rates[name, batch] for name in clients})
+        alone = zip(rates["engine", batch], rates["engine", BATCHES[0]], strict=True)
+        values["vs_batch_1"] = round(median(many / one for many, one in alone), 3)
+        findings.figures.append(figure("demo", "decode", batch, METHOD, settings, decoder=decoder, **values))
 
 
 def _open_llamacpp(
