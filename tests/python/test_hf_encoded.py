@@ -83,7 +83,7 @@ def test_experts_keep_their_codes_and_the_rest_is_decoded(case, caplog):
 
 def test_a_method_that_decodes(case):
     encoded, _, _, expected = case
-    config = KTConfig("BF16", **SMALL)
+    config = {"quant_method": "kt", "method": "BF16", **SMALL}
     model = AutoModelForCausalLM.from_pretrained(encoded, quantization_config=config, dtype=torch.float32)
     assert [layer.wrapper.method for layer in layers_of(model)] == ["BF16"]
     assert error(logits(model), expected) < LIMIT

@@ -29,8 +29,9 @@ def _let_our_config_win() -> None:
     merge = AutoHfQuantizer.merge_quantization_configs.__func__
 
     def merge_quantization_configs(cls, quantization_config, quantization_config_from_args):
-        if isinstance(quantization_config_from_args, KTConfig):
-            return quantization_config_from_args
+        given = quantization_config_from_args
+        if isinstance(given, KTConfig) or (isinstance(given, dict) and given.get("quant_method") == NAME):
+            return given
         return merge(cls, quantization_config, quantization_config_from_args)
 
     AutoHfQuantizer.merge_quantization_configs = classmethod(merge_quantization_configs)
