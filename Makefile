@@ -25,8 +25,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(VENV)/.built  ## the command: make run ARGS="bench limits"
-	kt $(or $(ARGS),--help)
+run: $(VENV)/.built  ## serve the demo model, or another command: make run ARGS="bench limits"
+	kt $(or $(ARGS),run demo)
 
 test: lint test-cpp test-python test-isolation sanitize  ## everything CI runs
 

@@ -23,5 +23,10 @@ def weight_store() -> str | None:
     return os.environ.get("KT_KERNEL_WEIGHT_STORE", "").strip() or None
 
 
+def api_key() -> str | None:
+    """KT_KERNEL_API_KEY: the key that ``kt run`` asks clients for; unset for none."""
+    return os.environ.get("KT_KERNEL_API_KEY", "").strip() or None
+
+
 def _is_on(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in {"1", "on", "true", "yes"}

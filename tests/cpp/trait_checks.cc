@@ -132,7 +132,7 @@ template <bool kInt, int C, int A, int B>
 void tile_dot(const uint8_t* in, uint8_t* out) {
   Tiles::begin();
   Tiles::load<C>(in, 64);
-  Tiles::load<A>(in + kTile, 64);
+  Tiles::load_once<A>(in + kTile, 64);
   Tiles::load<B>(in + 2 * kTile, 64);
   if constexpr (kInt) {
     Tiles::dot_s8u8<C, A, B>();

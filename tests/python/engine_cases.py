@@ -66,8 +66,11 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32, **options: objec
         **options,
     }
     arguments.pop("dtype", None)
-    config = transformers.AutoConfig.for_model(family, **arguments)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    auto = transformers.AutoModelForCausalLM
+    if "text_config" in arguments:  # it also sees
+        arguments = FAMILIES[family] | {"text_config": FAMILIES[family]["text_config"] | {"vocab_size": VOCABULARY}}
+        auto = transformers.AutoModelForImageTextToText
+    model = auto.from_config(transformers.AutoConfig.for_model(family, **arguments), dtype=dtype)
     generator = torch.Generator().manual_seed(len(family))
     with torch.no_grad():
         for parameter in model.parameters():

@@ -96,7 +96,7 @@ def test_slots_and_context_follow_from_memory(given, expected):
     ("given", "message"),
     [
         ((0, None, 8192), "slots is 0: it must be at least 1"),
-        ((None, -3, 8192), "context is -3: it must be at least 1"),
+        ((None, -3, 8192), "context is -3: it must be at least 16"),
         ((None, 9000, 8192), "context is 9000: the model was made for 8192 tokens at most"),
     ],
 )

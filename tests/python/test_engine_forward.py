@@ -124,6 +124,22 @@ def test_masks_of_a_long_prompt_stay_small(monkeypatch):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(
+    "make", [lambda model: SlotForward(model, 1, LENGTH), lambda model: OwnCacheForward(model, LENGTH)]
+)
+def test_logits_are_made_only_where_they_are_wanted(make):
+    model = tiny_model("qwen3_moe")
+    text = random_prompt(LENGTH, 1)
+    expected = expected_logits(model, text)
+    rows = []
+    model.lm_head.register_forward_hook(lambda _, args, output: rows.append(output.shape[1]))
+    forward = make(model)
+    assert forward.prefill(0, text[:30], n_logits=0).shape == (0,)
+    assert relative_error(forward.prefill(0, text[30:])[None], expected[-1:]) < TOLERANCE
+    assert rows == [0, 1]
+
+
+@torch.inference_mode()
 def test_a_slot_is_cut_back_and_copied():
     model = tiny_model("gpt_oss")
     text, other = random_prompt(LENGTH, 1), random_prompt(LENGTH, 2)
@@ -188,12 +204,12 @@ def test_families_with_state_run_one_request_at_a_time(family):
 
 @torch.inference_mode()
 def test_a_model_that_slots_get_wrong_runs_on_its_own_cache(monkeypatch, caplog):
-    monkeypatch.setattr(SlotForward, "prefill", lambda self, slot, tokens: torch.zeros(320))
+    monkeypatch.setattr(SlotForward, "prefill", lambda self, slot, tokens, n_logits=1: torch.zeros(320))
     with caplog.at_level("INFO", logger="kt_kernel.engine.forward"):
         forward = open_forward(tiny_model("qwen3_moe"), slots=2, context=LENGTH)
     assert isinstance(forward, OwnCacheForward)
     assert "qwen3_moe runs one request at a time: many requests at once" in caplog.text
-    monkeypatch.setattr(OwnCacheForward, "prefill", lambda self, slot, tokens: torch.zeros(320))
+    monkeypatch.setattr(OwnCacheForward, "prefill", lambda self, slot, tokens, n_logits=1: torch.zeros(320))
     with pytest.raises(RuntimeError, match="qwen3_moe cannot be run with a cache: many requests at once"):
         open_forward(tiny_model("qwen3_moe"), slots=2, context=LENGTH)
 
@@ -277,6 +293,10 @@ def test_a_native_decoder_is_used_if_it_agrees(caplog):
     forward.use_native(lambda *_: lambda slots, tokens, positions: torch.zeros(0)[1])
     assert "the native decoder failed: index 1" in caplog.text
     assert forward.decoder == "transformers"
+
+    fresh = SlotForward(model, 2, LENGTH)
+    fresh.use_native(lambda _, cache: f"{len(cache.keys)} layers have keys")
+    assert "decode stays with transformers: 2 layers have keys" in caplog.text
 
     twin = Twin(model, forward.cache)
     forward.use_native(lambda *_: twin)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from engine_cases import answer, greedy, random_prompt, tiny_model, tiny_tokenizer
+from engine_cases import Answer, answer, greedy, random_prompt, tiny_model, tiny_tokenizer
 
 from kt_kernel.engine.api import Sampling
 from kt_kernel.engine.load import default_sampling, open_engine
@@ -44,6 +44,7 @@ def test_a_folder_becomes_an_engine_that_answers(folder, caplog):
         engine.close()
     lines = [record.getMessage() for record in caplog.records]
     assert any(line.startswith("qwen3_moe loaded in") for line in lines)
+    assert "12 linears in bf16" in lines  # attention has 4, twice, the first layer a dense MLP of 3, and the head
     assert "3 slots of 96 tokens: up to 0.0 GB of keys and values" in lines
     assert any(line.startswith("decode by") and "prompts in pieces of" in line for line in lines)
 
@@ -60,6 +61,49 @@ def test_experts_run_on_our_kernels(folder):
         engine.close()
 
 
+def test_logits_are_finer_than_bf16(folder):
+    """Those of the same hidden states: made from f32 sums, and not rounded."""
+    engine = open_engine(folder, slots=1, context=32, threads=1, chunk_tokens=16)
+    engine.close()
+    with torch.inference_mode():
+        logits = engine.forward.prefill(0, random_prompt(10, 1))
+    assert logits.dtype == torch.float32
+    assert (logits != logits.bfloat16().float()).float().mean() > 0.9
+
+
+def test_torch_computes_linears_if_asked(folder, caplog):
+    caplog.set_level(logging.INFO, logger="kt_kernel.engine")
+    engine = open_engine(folder, slots=1, context=32, threads=1, chunk_tokens=16, linears=None)
+    engine.close()
+    assert "linears are computed by torch" in caplog.text
+    assert type(engine.forward.model.lm_head) is torch.nn.Linear
+    with pytest.raises(ValueError, match="weight_format 'int3' is unknown"):
+        open_engine(folder, slots=1, context=32, threads=1, linears="int3")
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_answers_of_bf16_models_do_not_depend_on_other_requests(tmp_path, family):
+    """To the bit: the logarithms of probability of 12 requests at once are those of each alone."""
+    path = saved(tmp_path / family, tiny_model(family, torch.bfloat16))
+    engine = open_engine(path, slots=12, context=96, threads=1, chunk_tokens=16)
+    start = random_prompt(40, 0)
+    requests = [greedy(start[: 4 * i] + random_prompt(1 + 3 * i, i), 10) for i in range(12)]
+    try:
+        alone = [answer(engine, request) for request in requests]
+        together = [Answer() for _ in requests]
+        for request, one in zip(requests, together, strict=True):
+            engine.submit(request, one)
+        for one in together:
+            one.wait()
+    finally:
+        engine.close()
+    for one, other in zip(together, alone, strict=True):
+        assert one.tokens == other.tokens
+        assert [entry for event in one.events for entry in event.logprobs] == [
+            entry for event in other.events for entry in event.logprobs
+        ]
+
+
 def test_a_model_without_experts_is_served_too(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="kt_kernel.engine")
     engine = open_engine(saved(tmp_path / "dense", tiny_model("gemma2")), slots=1, context=32, threads=1, name="mine")
@@ -69,6 +113,25 @@ def test_a_model_without_experts_is_served_too(tmp_path, caplog):
     finally:
         engine.close()
     assert "gemma2 has no experts: transformers computes all of it" in caplog.text
+
+
+def test_a_model_that_also_sees_is_served_for_text(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="kt_kernel.engine")
+    path = saved(tmp_path / "sees", tiny_model("qwen3_vl_moe", torch.bfloat16))
+    engine = open_engine(path, slots=2, context=64, threads=1)
+    try:
+        assert engine.stats().slots == 2
+        assert answer(engine, greedy(random_prompt(9, 1), 3)).last.finish == "length"
+    finally:
+        engine.close()
+    assert "qwen3_vl_moe is served for text only" in caplog.text
+
+
+def test_a_model_that_generates_nothing_is_refused(tmp_path):
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(ValueError, match="vit is no model that generates text"):
+        open_engine(tmp_path)
 
 
 def test_a_family_with_state_is_served_one_request_at_a_time(tmp_path, caplog):

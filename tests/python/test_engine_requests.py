@@ -23,12 +23,12 @@ class Watched(SlotForward):
         self.gate.set()
         self.poison: set[int] = set()  # tokens that no step survives
 
-    def _run(self, slots, tokens):
+    def _run(self, slots, tokens, n_logits=1):
         assert self.gate.wait(60)
         self.calls.append(("decode" if len(tokens[0]) == 1 else "prefill", tuple(slots), len(tokens[0])))
         if self.poison & {token for row in tokens for token in row}:
             raise FloatingPointError("a poisoned token")
-        return super()._run(slots, tokens)
+        return super()._run(slots, tokens, n_logits)
 
 
 def holding(forward: Watched, one: Answer):
@@ -417,7 +417,7 @@ def test_an_error_ends_the_requests_concerned_and_no_other(watched):
 def test_logits_that_are_no_numbers_end_the_request(watched):
     engine, forward = watched
     run = forward._run
-    forward._run = lambda slots, tokens: run(slots, tokens) * float("nan")
+    forward._run = lambda *arguments: run(*arguments) * float("nan")
     found = answer(engine, greedy([1, 2], 4))
     assert found.last.finish == "error"
     assert "the model's logits are not finite" in found.last.error

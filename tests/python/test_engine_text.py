@@ -1,5 +1,6 @@
 """Tokens to text and back: half characters, stop strings, templates, bytes."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -103,6 +104,31 @@ def test_encoding_changes_nothing_that_the_other_thread_reads():
     assert tokenizer.backend_tokenizer.truncation is None
     assert tokenizer.backend_tokenizer.padding is None
     assert len(text.encode("x" * 5000)) == 5000
+
+
+def test_one_thread_encodes_while_another_decodes(text):
+    """tokenizers refuses what changes a tokenizer that is being read."""
+    tokens = text.encode(SENTENCE)
+    done, failures = threading.Event(), []
+
+    def encode():
+        try:
+            while not done.is_set():
+                text.chat([{"role": "user", "content": SENTENCE}])
+                text.encode(SENTENCE)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    try:
+        for _ in range(200):
+            stream = TextStream(text, skip_special_tokens=True)
+            assert "".join(stream.push(token) for token in tokens) == SENTENCE
+    finally:
+        done.set()
+        thread.join()
+    assert failures == []
 
 
 def pushed(stops: list[str], pieces: list[str]) -> tuple[list[str], bool]:

@@ -65,9 +65,11 @@ def layers_of(model) -> list:
     return [module.kt_layer for module in model.modules() if hasattr(module, "kt_layer")]
 
 
-def test_experts_keep_their_codes_and_the_rest_is_decoded(case):
+def test_experts_keep_their_codes_and_the_rest_is_decoded(case, caplog):
     encoded, plain, method, expected = case
     model = AutoModelForCausalLM.from_pretrained(encoded, quantization_config=CONFIG, dtype=torch.float32)
+    assert "UNEXPECTED" not in caplog.text
+    assert "MISSING" not in caplog.text
     assert [layer.wrapper.method for layer in layers_of(model)] == [method]
     assert error(logits(model), expected) < LIMIT
     twin = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).state_dict()

@@ -21,8 +21,8 @@ from kt_kernel.hf.activations import Activation, find_activation
 from kt_kernel.weights import save_layer
 
 SMALL = {"threads": 2, "subpools": 1}
-# |error| / |logits|, the experts of one layer quantised: measured 0.002, 0.006, 0.08 and 0.06.
-LIMITS = {"BF16": 0.01, "AMXINT8": 0.02, "AMXINT4": 0.2, "INT4G": 0.15}
+# |error| / |logits|, the experts of one layer quantised: measured 0.003, 0.015, 0.18 and 0.13.
+LIMITS = {"BF16": 0.01, "AMXINT8": 0.03, "AMXINT4": 0.3, "INT4G": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,15 @@ def test_several_files(tmp_path, toy, expected):
     assert error(logits(load(tmp_path)), expected) < LIMITS["BF16"]
 
 
+def test_a_file_among_others(tmp_path, toy, expected):
+    for name in ("model.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).write_bytes((toy / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_bytes((toy / "config.json").read_bytes())
+    model = load(tmp_path)
+    assert [choice.way.value for choice in model.hf_quantizer.choices.values()] == ["files"]
+    assert error(logits(model), expected) < LIMITS["BF16"]
+
+
 def test_what_is_not_safetensors_is_packed_from_tensors(tmp_path, toy, expected):
     torch.save(load_file(toy / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_bytes((toy / "config.json").read_bytes())
@@ -111,7 +120,7 @@ def test_experts_of_a_gguf_file(toy, expected, tmp_path):
 
 def test_packed_experts_are_kept(toy, tmp_path):
     first = logits(load(toy, method="AMXINT8", store=tmp_path))
-    (kept,) = tmp_path.glob("*.ktpack")
+    (kept,) = tmp_path.glob(f"{toy.name}.layer-*.ktpack")
     written = kept.stat().st_mtime_ns
     assert torch.equal(logits(load(toy, method="AMXINT8", store=tmp_path)), first)
     assert kept.stat().st_mtime_ns == written
@@ -156,6 +165,14 @@ def test_another_number_of_experts_per_token_is_an_error(toy):
     layer = experts_of(load(toy)).kt_layer
     with pytest.raises(ValueError, match="layer 1 was loaded for 2 experts per token, and the router chose 3"):
         layer(torch.zeros(1, SIZES["hidden_size"]), torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3))
+
+
+def test_hidden_states_that_do_not_fit_are_an_error(toy):
+    layer = experts_of(load(toy)).kt_layer
+    index, weights = torch.zeros(2, 2, dtype=torch.long), torch.zeros(2, 2)
+    for x in (torch.zeros(2, 64), torch.zeros(1, SIZES["hidden_size"]), torch.zeros(2, 128, device="meta")):
+        with pytest.raises(ValueError, match=r"layer 1 got hidden states .* for 2 tokens; needed is \[tokens, 128\]"):
+            layer(x, index, weights)
 
 
 def test_a_backward_pass_is_an_error(toy):
@@ -257,6 +274,12 @@ def test_activations_are_found(model_type, fields, activation):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes | fields))
         module = next(module for module in model.modules() if hasattr(module, "is_concatenated"))
         assert find_activation(module) == activation
+
+
+def test_an_older_transformers_is_refused():
+    code = "import transformers; transformers.__version__ = '5.20.2'; import kt_kernel.hf"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError: kt_kernel.hf needs transformers 5.21 or later, and found 5.20.2" in result.stderr
 
 
 def test_importing_the_package_does_not_import_transformers():

@@ -20,9 +20,12 @@ def blocks_of(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", "\n".join(lines) + "\n", re.MULTILINE | re.DOTALL)
 
 
-def run_blocks(path: Path, names: dict, weights: Path | None = None) -> dict:
+def run_blocks(path: Path, names: dict, weights: Path | None = None, places: dict[str, Path] | None = None) -> dict:
+    """`places`: other paths that the page only stands for."""
     for number, code in enumerate(blocks_of(path.read_text())):
-        exec(compile(code.replace(PLACEHOLDER, str(weights)), f"{path.name}, block {number}", "exec"), names)
+        for placeholder, real in {PLACEHOLDER: weights, **(places or {})}.items():
+            code = code.replace(placeholder, str(real))
+        exec(compile(code, f"{path.name}, block {number}", "exec"), names)
     return names
 
 

@@ -32,6 +32,11 @@ struct AmxTiles {
   static void load(const void* p, size_t pitch) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(pitch), "i"(T) : "memory");
   }
+  // The same, for what is not read again soon: it takes no room in L1.
+  template <int T>
+  static void load_once(const void* p, size_t pitch) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(pitch), "i"(T) : "memory");
+  }
   template <int T>
   static void store(void* p, size_t pitch) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(pitch), "i"(T) : "memory");

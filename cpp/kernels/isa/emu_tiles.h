@@ -32,6 +32,10 @@ struct EmuTiles {
     for (int r = 0; r < 16; ++r) std::memcpy(tile(T).b[r], static_cast<const uint8_t*>(p) + r * pitch, 64);
   }
   template <int T>
+  static void load_once(const void* p, size_t pitch) {
+    load<T>(p, pitch);
+  }
+  template <int T>
   static void store(void* p, size_t pitch) {
     for (int r = 0; r < 16; ++r) std::memcpy(static_cast<uint8_t*>(p) + r * pitch, tile(T).b[r], 64);
   }

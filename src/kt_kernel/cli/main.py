@@ -5,7 +5,7 @@ import sys
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, quant
+from kt_kernel.cli import bench, quant, run
 
 app = typer.Typer(
     help="Mixture-of-Experts layers on the CPU.",
@@ -15,6 +15,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.command("quant")(quant.quant)
+app.command("run")(run.run)
 
 
 def _print_version(wanted: bool) -> None:

@@ -90,10 +90,20 @@ class Stats:
     decode_steps: int
 
 
+class RegionParser(Protocol):
+    """transformers' streaming parser. Events are dicts: type is region_open, region_chunk (with text, and dirty if it
+    means something only as a whole) or region_close (with value), field is what of a message the region is."""
+
+    def feed(self, text: str) -> Sequence[Mapping[str, object]]: ...
+
+    def finalize(self) -> tuple[Mapping[str, object], Sequence[Mapping[str, object]]]: ...
+
+
 class Text(Protocol):
     """The tokenizer and templates of the model. The server calls it from one thread of its own."""
 
     template: str | None  # the text of the chat template: the server reads from it how answers are written
+    declares_answers: bool  # the tokenizer has a response template, which says so better
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -107,6 +117,9 @@ class Text(Protocol):
         **template_arguments: object,
     ) -> list[int]:
         """The prompt for an answer to the messages. RequestError: the template refuses them, or there is none."""
+
+    def answer_parser(self, prompt: Sequence[int], tools: Sequence[Mapping[str, object]] | None = None) -> RegionParser:
+        """For one answer; only where declares_answers."""
 
 
 class Engine(Protocol):

@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from kt_kernel.engine import attention
+from kt_kernel.engine.sizes import MIN_CONTEXT
 from kt_kernel.engine.slots import SlotCache
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ Decode = Callable[[Sequence[int], Sequence[int], Sequence[int]], torch.Tensor]
 
 # bf16 rounding moves logits by 1 to 5 % over 48 layers, and now and then an expert; keys in the wrong place by 100 %.
 MAX_ERROR = 0.2
-PROBE_TOKENS = 16
+PROBE_TOKENS = MIN_CONTEXT
 
 
 class Forward(Protocol):
@@ -33,8 +34,8 @@ class Forward(Protocol):
     whole_prompts: bool  # prefill takes a prompt in one piece only
     can_go_back: bool  # keep() drops as much as is asked, else everything
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> torch.Tensor:
-        """Appends tokens to the slot; logits of the last one, float32 [vocabulary]."""
+    def prefill(self, slot: int, tokens: Sequence[int], n_logits: int = 1) -> torch.Tensor:
+        """Appends tokens to the slot; logits of the last one, float32 [vocabulary]. With n_logits = 0, none: [0]."""
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         """Appends one token to each slot, which holds `positions` tokens so far; logits, float32 [n, vocabulary]."""
@@ -63,8 +64,8 @@ class SlotForward:
         self.context = context
         self.cache = SlotCache(slots, context)
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> torch.Tensor:
-        return self._run([slot], [tokens])[0]
+    def prefill(self, slot: int, tokens: Sequence[int], n_logits: int = 1) -> torch.Tensor:
+        return self._run([slot], [tokens], n_logits)[0]
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         held = [self.cache.lengths[slot] for slot in slots]
@@ -75,7 +76,7 @@ class SlotForward:
         with self.cache.step(slots, 1):
             return self._native(slots, tokens, positions)
 
-    def _run(self, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _run(self, slots: Sequence[int], tokens: Sequence[Sequence[int]], n_logits: int = 1) -> torch.Tensor:
         n_tokens = len(tokens[0])
         starts = torch.tensor([[self.cache.lengths[slot]] for slot in slots])
         device = self.model.device
@@ -85,9 +86,9 @@ class SlotForward:
                 position_ids=(starts + torch.arange(n_tokens)).to(device),
                 past_key_values=self.cache,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=_rows_with_logits(n_tokens, n_logits),
             )
-        return output.logits[:, -1].float().cpu()
+        return output.logits.flatten(1).float().cpu()
 
     def keep(self, slot: int, length: int) -> int:
         self.cache.truncate(slot, length)
@@ -99,29 +100,40 @@ class SlotForward:
 
     def use_native(self, build: Callable[[PreTrainedModel, SlotCache], "Decode | str"]) -> None:
         """Decodes natively from now on if `build` can and its logits are transformers'; a log line says why not."""
-        native = build(self.model, self.cache)
-        reason = native if isinstance(native, str) else self._difference(native)
+        expected = self._probe_decode(None)  # this also makes the keys and values, which `build` takes the addresses of
+        reason = None
+        try:
+            native = build(self.model, self.cache)
+            if isinstance(native, str):
+                reason = native
+            elif (error := relative_error(self._probe_decode(native), expected)) > MAX_ERROR:
+                reason = f"the native decoder's logits differ by {error:.0%}"
+        except Exception as error:
+            reason = f"the native decoder failed: {error}"
         if reason is None:
             self._native, self.decoder = native, "native"
         else:
             log.info("decode stays with transformers: %s", reason)
 
-    def _difference(self, native: Decode) -> str | None:
+    def _probe_decode(self, native: Decode | None) -> torch.Tensor:
+        """Logits of the second half of a short text, in slots whose lengths differ."""
         tokens = probe_tokens(self.model)
         half = len(tokens) // 2
+        slots = list(range(min(2, self.slots)))
         logits = []
         try:
-            for self._native in (None, native):
-                self.keep(0, 0)
-                self.prefill(0, tokens[:half])
-                logits.append(torch.cat([self.decode([0], [tokens[i]], [i]) for i in range(half, len(tokens))]))
-        except Exception as error:
-            return f"the native decoder failed: {error}"
+            for slot in slots:
+                self.keep(slot, 0)
+                self.prefill(slot, tokens[slot:half])
+            self._native = native
+            for at in range(half, len(tokens)):
+                rows = self.decode(slots, [tokens[at]] * len(slots), [at - slot for slot in slots])
+                logits.append(rows.clone())  # a decoder may use its memory again
         finally:
             self._native = None
-            self.keep(0, 0)
-        error = relative_error(logits[1], logits[0])
-        return f"the native decoder's logits differ by {error:.0%}" if not error <= MAX_ERROR else None
+            for slot in slots:
+                self.keep(slot, 0)
+        return torch.cat(logits)
 
 
 class OwnCacheForward:
@@ -138,20 +150,20 @@ class OwnCacheForward:
         self._cache: object | None = None
         self._length = 0
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> torch.Tensor:
+    def prefill(self, slot: int, tokens: Sequence[int], n_logits: int = 1) -> torch.Tensor:
         try:
             output = self.model(
                 input_ids=torch.tensor([list(tokens)], device=self.model.device),
                 past_key_values=self._cache,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=_rows_with_logits(len(tokens), n_logits),
             )
         except BaseException:
             self.keep(slot, 0)  # some layers have taken the tokens, others not
             raise
         self._cache = output.past_key_values
         self._length += len(tokens)
-        return output.logits[0, -1].float().cpu()
+        return output.logits[0].flatten().float().cpu()
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         if list(slots) != [0] or list(positions) != [self._length]:
@@ -165,6 +177,11 @@ class OwnCacheForward:
 
     def copy(self, source: int, target: int, length: int) -> bool:
         return False
+
+
+def _rows_with_logits(n_tokens: int, n_logits: int) -> torch.Tensor:
+    """The head of a large vocabulary takes as long as several layers, and only the end of a prompt needs it."""
+    return torch.arange(n_tokens - n_logits, n_tokens)
 
 
 def open_forward(model: PreTrainedModel, slots: int, context: int) -> Forward:
@@ -200,7 +217,10 @@ def _candidates(model: PreTrainedModel, slots: int, context: int) -> list[tuple[
 
 def holds_keys_only(model: PreTrainedModel) -> bool:
     """Whether all layers of the cache that transformers would make are keys and values, whatever their window is."""
-    layers = DynamicCache(config=model.config).layers
+    try:
+        layers = DynamicCache(config=model.config).layers
+    except (AttributeError, KeyError, TypeError, ValueError):  # kinds of layers that only the model itself knows
+        return False
     return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
@@ -221,7 +241,7 @@ def _probe_error(forward: Forward, tokens: list[int], expected: torch.Tensor) ->
     slots = [0, 1][: forward.slots]
     logits: list[dict[int, torch.Tensor]] = [{} for _ in slots]  # of each slot, by position
     if not forward.whole_prompts:
-        logits[0][piece - 1] = forward.prefill(0, tokens[:piece])
+        forward.prefill(0, tokens[:piece], n_logits=0)
         logits[0][cut - 1] = forward.prefill(0, tokens[piece:cut])
     else:
         logits[0][cut - 1] = forward.prefill(0, tokens[:cut])

@@ -33,6 +33,7 @@ def open_engine(
     context: int | None = None,
     threads: int | None = None,
     method: str = "auto",
+    linears: str | None = "auto",
     max_queue: int = 256,
     stall_ms: float = 200.0,
     chunk_tokens: int | None = None,
@@ -47,6 +48,9 @@ def open_engine(
         context: tokens of a request, prompt and answer; None = what memory and the model allow.
         threads: of our pool and of torch; None = one for each physical core.
         method: of the experts, as of KTConfig.
+        linears: the format of all other linears on our kernels: bf16, int8, int4 or int4g; "auto" = bf16 where that is
+            faster than torch, None = torch computes them. Only on our kernels is an answer the same, to the bit,
+            whatever else runs.
         max_queue: requests that may wait for a slot.
         stall_ms: how long running answers may wait for a piece of another's prompt.
         chunk_tokens: the size of such pieces, a power of two; None = measured. The same size gives the same tokens
@@ -72,6 +76,7 @@ def open_engine(
     text = open_text(path, trust_remote_code)
     start = time.perf_counter()
     model = _load_model(path, config, method, threads, trust_remote_code)
+    _pack_linears(model, linears, threads)
     log.info("%s loaded in %.1f s", model.config.model_type, time.perf_counter() - start)
     with torch.inference_mode():
         forward = _sized_forward(model, slots, context)
@@ -115,22 +120,49 @@ def _load_model(
     path: Path, config: "PreTrainedConfig", method: str, threads: int | None, trust_remote_code: bool
 ) -> "PreTrainedModel":
     import torch
-    from transformers import AutoModelForCausalLM
 
     from kt_kernel.hf import KTConfig
     from kt_kernel.hf.experts import find_experts
 
+    auto_class = _auto_class(config)
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        skeleton = auto_class.from_config(config, trust_remote_code=trust_remote_code)
     plugin = {}
     if list(find_experts(skeleton)):
         plugin["quantization_config"] = KTConfig(method=method, threads=threads)
     else:
         log.info("%s has no experts: transformers computes all of it", config.model_type)
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code, **plugin
-    )
+    model = auto_class.from_pretrained(path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code, **plugin)
     return model.eval()
+
+
+def _auto_class(config: "PreTrainedConfig") -> type:
+    """Models that also see are served for text if transformers has no text-only class for them."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if type(config) in AutoModelForCausalLM._model_mapping or hasattr(config, "auto_map"):
+        return AutoModelForCausalLM
+    if type(config) in AutoModelForImageTextToText._model_mapping:
+        log.info("%s is served for text only", config.model_type)
+        return AutoModelForImageTextToText
+    raise ValueError(f"{config.model_type} is no model that generates text, as far as transformers knows")
+
+
+def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | None) -> None:
+    from kt_kernel import __cpu_variant__
+    from kt_kernel.hf.linear import KTLinear, preferred_format, replace_linears
+    from kt_kernel.runtime import plan_pool, runtime_for
+
+    weight_format = preferred_format(__cpu_variant__) if linears == "auto" else linears
+    if weight_format is None or model.device.type != "cpu":
+        log.info("linears are computed by torch")
+        return
+    count = replace_linears(model, weight_format, runtime_for(plan_pool(threads, None, None)))
+    log.info("%d linears in %s", count, weight_format)
+    head = model.get_output_embeddings()
+    if isinstance(head, KTLinear):
+        # An output has the input's dtype. In bf16 logits around 25 would be multiples of 1/8, and many of them equal.
+        head.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
 
 
 def _sized_forward(model: "PreTrainedModel", slots: int | None, context: int | None) -> "Forward":
@@ -167,7 +199,7 @@ def _chunks(forward: "Forward", budget_s: float, chunk_tokens: int | None) -> "C
     def prefill(position: int, n: int) -> None:
         # Keys before position were never written; what they hold changes no time, and reading them takes no memory.
         forward.cache.lengths[0] = position
-        forward.prefill(0, tokens[:n])
+        forward.prefill(0, tokens[:n], n_logits=0)
         forward.keep(0, 0)
 
     return measure(prefill, budget_s, forward.context)

@@ -140,7 +140,7 @@ class Scheduler:
         last = min(self.chunks.next_cut(first), len(prompt))
         start = time.perf_counter()
         try:
-            logits = self.forward.prefill(slot.index, prompt[first:last])
+            logits = self.forward.prefill(slot.index, prompt[first:last], n_logits=int(last == len(prompt)))
         except Exception as error:
             self._fail(slot, error)
             return

@@ -6,13 +6,14 @@ MIN_SLOTS, MAX_SLOTS = 4, 16
 # A context that serves most requests: with more memory there are more slots first, then a longer context.
 USUAL_CONTEXT = 32768
 SHORT_CONTEXT = 4096
+MIN_CONTEXT = 16  # the text that a model is tried with
 
 
 def check_sizes(slots: int | None, context: int | None, model_context: int) -> None:
     """Before the model is loaded. ValueError: what no memory would make possible."""
-    for name, given in (("slots", slots), ("context", context)):
-        if given is not None and given < 1:
-            raise ValueError(f"{name} is {given}: it must be at least 1")
+    for name, given, least in (("slots", slots, 1), ("context", context, MIN_CONTEXT)):
+        if given is not None and given < least:
+            raise ValueError(f"{name} is {given}: it must be at least {least}")
     if context is not None and context > model_context:
         raise ValueError(f"context is {context}: the model was made for {model_context} tokens at most")
 
@@ -25,7 +26,7 @@ def choose_sizes(
     if slots is None:
         slots = _fitting_slots(tokens, context or min(model_context, USUAL_CONTEXT), context is not None)
     if context is None:
-        context = min(model_context, max(tokens // slots, 1))
+        context = min(model_context, max(tokens // slots, MIN_CONTEXT))
     needed_bytes = slots * context * bytes_per_token
     if needed_bytes > available_bytes:
         raise ValueError(

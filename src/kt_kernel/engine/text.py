@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers.decoders import DecodeStream
 
-from kt_kernel.engine.api import RequestError
+from kt_kernel.engine.api import RegionParser, RequestError
 
 _RESERVED = (
     "add_generation_prompt",
@@ -34,6 +34,7 @@ class ModelText:
             self.backend.no_padding()
         tokenizer.model_max_length = 2**63 - 1  # the context is the engine's to watch
         self.template = _chat_template(tokenizer)
+        self.declares_answers = getattr(tokenizer, "response_template", None) is not None
         self._byte_level = self.backend is not None and "ByteLevel" in str(self.backend.decoder)
         self._added = {
             token_id: str(token) for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
@@ -67,6 +68,10 @@ class ModelText:
         except Exception as error:  # templates raise whatever their authors liked, jinja2's errors among them
             raise RequestError(f"the chat template refuses the messages: {error}") from error
         return list(tokens["input_ids"])
+
+    def answer_parser(self, prompt: Sequence[int], tools: Sequence[Mapping[str, object]] | None = None) -> RegionParser:
+        prefix = self.decode(prompt)
+        return self.tokenizer.get_response_parser(prefix=prefix, tools=None if tools is None else list(tools))
 
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to a text; half a character where it is that."""

@@ -4,8 +4,20 @@ AutoModelForCausalLM.from_pretrained(path, quantization_config=KTConfig(...)). I
 function, the quantizer and the quantization config, all under the name "kt".
 """
 
-from kt_kernel.hf.config import KTConfig
-from kt_kernel.hf.registration import register
+import transformers
+
+# Before, quantizers do not tell how what they store is decoded: checkpoints that are quantised would load wrong.
+_NEEDED = (5, 21)
+
+if tuple(map(int, transformers.__version__.split(".")[:2])) < _NEEDED:
+    needed = ".".join(map(str, _NEEDED))
+    raise ImportError(
+        f"kt_kernel.hf needs transformers {needed} or later, and found {transformers.__version__}: "
+        f"pip install 'transformers>={needed},<6'"
+    )
+
+from kt_kernel.hf.config import KTConfig  # noqa: E402
+from kt_kernel.hf.registration import register  # noqa: E402
 
 __all__ = ["KTConfig"]
 

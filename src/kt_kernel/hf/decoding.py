@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers.core_model_loading import ConversionOps, WeightConverter, apply_renamings
+from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from kt_kernel.hf.sources import KeyMap
 from kt_kernel.weights.encodings import CODES, FLOATS, SUFFIXES, find, open_parts
@@ -29,6 +29,9 @@ _DTYPES = {
     torch.int32: ("I32", None, None),
     torch.int64: ("I64", None, None),
 }
+
+# Scales of activations, which decoded weights do not need.
+IGNORED = r"\.(input|output|activation|[kqv])_scale(_inv)?$"
 
 
 class EncodedNames(NamedTuple):
@@ -50,7 +53,7 @@ def find_encoded(files: TensorFiles, keys: KeyMap, experts: Iterable[str]) -> En
         present = [other for other in SUFFIXES if other != suffix and f"{stem}.{other}" in files]
         if suffix == "weight" and (not present or files.entry(name).dtype in FLOATS):
             continue
-        target = apply_renamings(f"{stem}.weight", keys.renamings)
+        target = keys.renamed(f"{stem}.weight")
         if not target.startswith(prefixes) and not keys.target(f"{stem}.weight")[0].startswith(prefixes):
             leaves.add(target.split(".")[-2])
             suffixes.update([suffix, *present])

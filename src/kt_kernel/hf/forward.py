@@ -29,32 +29,37 @@ class KTLayer:
     def __init__(self, wrapper: KTMoEWrapper, on_gpu: "GpuExperts | None" = None):
         self.wrapper, self.on_gpu = wrapper, on_gpu
         self._layer: _core.MoELayer = wrapper.moe
+        self._top_k, self._hidden = wrapper.num_experts_per_tok, wrapper.hidden_size
 
     def __call__(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        if index.shape[-1] != self.wrapper.num_experts_per_tok:
+        if index.shape[-1] != self._top_k or weights.shape != index.shape:
             raise ValueError(
-                f"layer {self.wrapper.layer_idx} was loaded for {self.wrapper.num_experts_per_tok} experts per token, "
-                f"and the router chose {index.shape[-1]}: set it in the config before from_pretrained"
+                f"layer {self.wrapper.layer_idx} was loaded for {self._top_k} experts per token, and the router chose "
+                f"{index.shape[-1]}, with {weights.shape[-1]} weights: set it in the config before from_pretrained"
             )
-        with torch.no_grad():
-            out = self._on_cuda(x, index, weights) if x.is_cuda else self._on_cpu(x, index, weights)
-        return _NoGradient.apply(x, out) if torch.is_grad_enabled() and x.requires_grad else out
+        if x.requires_grad and torch.is_grad_enabled():
+            with torch.no_grad():
+                out = self(x, index, weights)
+            return _NoGradient.apply(x, out)
+        if x.is_cuda:
+            return self._on_cuda(x, index, weights)
+        if not x.is_cpu or x.numel() * self._top_k != index.numel() * self._hidden:
+            raise ValueError(
+                f"layer {self.wrapper.layer_idx} got hidden states {list(x.shape)} on {x.device} for "
+                f"{index.numel() // self._top_k} tokens; needed is [tokens, {self._hidden}] on the CPU or a CUDA device"
+            )
+        return self._on_cpu(x, index, weights)
 
     def _on_cpu(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        tokens = x.to(torch.bfloat16).contiguous()
-        ids, shares = index.contiguous(), weights.to(torch.float32).contiguous()
-        if ids.dtype not in (torch.int64, torch.int32):
-            ids = ids.long()
+        tokens = (x if x.dtype is torch.bfloat16 else x.to(torch.bfloat16)).contiguous()
+        ids = (index if index.dtype is torch.int64 else index.long()).contiguous()
+        shares = (weights if weights.dtype is torch.float32 else weights.float()).contiguous()
         out = torch.empty_like(tokens)
         self._layer.forward(
-            tokens.numel() // self.wrapper.hidden_size,
-            ids.data_ptr(),
-            shares.data_ptr(),
-            tokens.data_ptr(),
-            out.data_ptr(),
-            id_bytes=ids.element_size(),
+            ids.shape[0], ids.data_ptr(), shares.data_ptr(), tokens.data_ptr(), out.data_ptr(), id_bytes=8
         )
-        out = out.to(x.dtype)
+        if x.dtype is not torch.bfloat16:
+            out = out.to(x.dtype)
         return out if self.on_gpu is None else out + self.on_gpu(x, index, weights)
 
     def _on_cuda(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -67,6 +67,8 @@ class KTQuantizer(HfQuantizer):
             for parameter in modules[name].parameters:
                 del model.all_tied_weights_keys[f"{name}.{parameter}"]
         ignored = {rf"^{re.escape(name)}\." for name in (*self._names(Way.FILES), *self._aliases)}
+        if self.pre_quantized:
+            ignored.add(decoding.IGNORED)
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ignored
         return model
 
@@ -186,11 +188,11 @@ class KTQuantizer(HfQuantizer):
 
 
 def _folder(checkpoint_files: list[str] | None) -> Path | None:
-    """Of a checkpoint in safetensors."""
+    """Of a checkpoint in safetensors; its only file, if others lie beside it."""
     files = [Path(file) for file in checkpoint_files or ()]
     if not files or any(file.suffix != ".safetensors" for file in files):
         return None
-    return files[0] if len(files) == 1 else files[0].parent
+    return files[0] if len(files) == 1 and len(list(files[0].parent.glob("*.safetensors"))) > 1 else files[0].parent
 
 
 def _device_beside(model: nn.Module, name: str) -> torch.device:

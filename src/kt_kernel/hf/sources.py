@@ -52,13 +52,19 @@ class KeyMap:
 
     def __init__(self, model: nn.Module):
         mapping = get_model_conversion_mapping(model)
-        self.renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-        self.converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-        self._by_pattern = {pattern: entry for entry in self.converters for pattern in entry.source_patterns}
+        self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        self._by_pattern = {pattern: entry for entry in self._converters for pattern in entry.source_patterns}
         self._prefix, self._state = model.base_model_prefix, model.state_dict()
 
+    def renamed(self, key: str) -> str:
+        """As converters see it."""
+        for renaming in self._renamings:
+            key, _ = renaming.rename_source_key(key)
+        return key
+
     def target(self, key: str) -> tuple[str, WeightConverter | None]:
-        name, pattern = rename_source_key(key, self.renamings, self.converters, self._prefix, self._state)
+        name, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self._state)
         return name, None if pattern is None else self._by_pattern[pattern]
 
 
