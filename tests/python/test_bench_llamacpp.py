@@ -80,6 +80,18 @@ def test_a_build_is_kept_and_a_torn_one_is_made_again(monkeypatch, tmp_path, cac
     assert llamacpp_build.is_built()
 
 
+def test_the_library_for_models_goes_beside_the_same_modules(monkeypatch, tmp_path, cache):
+    use_cmake(monkeypatch, tmp_path, (*llamacpp_build.LIBRARIES, *llamacpp_build.MODEL_LIBRARIES))
+    write_archive(cache, f"{GGML}/CMakeLists.txt", f"{GGML}/../src/llama.cpp", f"{GGML}/../tools/ui/page.html")
+    folder = llamacpp_build.build_model(lambda text: None)
+    assert llamacpp_build.is_model_built()
+    assert llamacpp_build.is_built()
+    made = {path.name for path in folder.iterdir()}
+    modules = {name for name in llamacpp_build.LIBRARIES if name.startswith("libggml-cpu-")}
+    assert made == {*llamacpp_build.MODEL_LIBRARIES, *modules}
+    assert folder != llamacpp_build.folder()
+
+
 @pytest.mark.parametrize(
     ("names", "broken", "message"),
     [

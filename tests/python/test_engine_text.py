@@ -4,6 +4,9 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed: the engine was not tested")
+
 from engine_cases import tiny_tokenizer
 
 from kt_kernel.engine.api import RequestError

@@ -10,7 +10,7 @@ from layer_reference import Shape
 
 from kt_kernel.ggml_types import EXPERT_TYPES, OTHER_TYPES
 from kt_kernel.ggml_types import TYPES as ALL_TYPES
-from kt_kernel.weights.gguf_file import PassedOver, read_header
+from kt_kernel.weights.gguf_file import PassedOver, read_field, read_header
 
 SHAPE = Shape(experts=3, top_k=1, hidden=64, intermediate=96)
 HUGE = 2**64 - 1
@@ -138,6 +138,18 @@ def test_damage_says_where(case, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
         read_header(path)
     assert str(path) in str(caught.value)
+
+
+def test_one_field_is_read_whole(tmp_path):
+    fields = {"before": ["x", "y"], "words": [f"ü{n}" for n in range(5000)], "numbers": list(range(5000)), "one": 7}
+    path = write_gguf(tmp_path / "model.gguf", {"norm": np.ones(4, np.float32)}, fields=fields)
+    assert read_header(path).fields["words"] == PassedOver(5000)
+    for key, value in fields.items():
+        assert read_field(path, key) == value
+    assert read_field(path, "absent") is None
+    path.write_bytes(raw_gguf([field("words", ARRAY, struct.pack("<IQ", STRING, 2) + text("a"))], n_tensors=0))
+    with pytest.raises(ValueError, match=r"field 'words'.*cut short or damaged"):
+        read_field(path, "words")
 
 
 def test_cut_short_anywhere(tmp_path):

@@ -18,6 +18,7 @@ from hf_models import Architecture, architectures, build, eager_logits, error, l
 
 from kt_kernel.hf import KTConfig, sources
 from kt_kernel.hf.forward import KTLayer
+from kt_kernel.hf.linear import KTLinear
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/transformers.md"
@@ -83,8 +84,9 @@ def measure(tmp_path_factory):
     return measured
 
 
-def load(cls, folder: Path):
-    return cls.from_pretrained(folder, quantization_config=KTConfig(threads=2, subpools=1), dtype=torch.float32)
+def load(cls, folder: Path, **options):
+    config = KTConfig(threads=2, subpools=1, **options)
+    return cls.from_pretrained(folder, quantization_config=config, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
@@ -93,6 +95,17 @@ def test_an_architecture(architecture, measure):
     assert outcome.error < LIMIT
     assert outcome.error_of_tensors < LIMIT
     assert outcome.control > CONTROL
+
+
+# Whose code reads parameters of linears, or whose routers are linears.
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm5_next", "granitemoe", "hy_v4", "jamba", "mixtral"])
+def test_packed_linears(name, tmp_path):
+    model = build(next(architecture for architecture in ARCHITECTURES if architecture.name == name))
+    expected = eager_logits(model)
+    model.save_pretrained(tmp_path)
+    loaded = load(type(model), tmp_path, linears="bf16")
+    assert sum(isinstance(module, KTLinear) for module in loaded.modules()) > 5
+    assert error(logits(loaded), expected) < 2 * LIMIT
 
 
 def test_architectures_are_found():

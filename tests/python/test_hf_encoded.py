@@ -4,6 +4,7 @@ import json
 from functools import partial
 
 import encoded_weights
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed: its plugin was not tested")
@@ -12,11 +13,13 @@ import family_models
 import torch
 from hf_checkpoints import encode_checkpoint, make_toy, save_toy
 from hf_models import eager_logits, error, logits
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from kt_kernel.hf import KTConfig, sources
 
-CONFIG = KTConfig(threads=2, subpools=1)
+SMALL = {"threads": 2, "subpools": 1}
+CONFIG = KTConfig(**SMALL)
 LIMIT = 0.02  # experts compute in bf16
 
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -80,7 +83,7 @@ def test_experts_keep_their_codes_and_the_rest_is_decoded(case, caplog):
 
 def test_a_method_that_decodes(case):
     encoded, _, _, expected = case
-    config = KTConfig("BF16", threads=2, subpools=1)
+    config = KTConfig("BF16", **SMALL)
     model = AutoModelForCausalLM.from_pretrained(encoded, quantization_config=config, dtype=torch.float32)
     assert [layer.wrapper.method for layer in layers_of(model)] == ["BF16"]
     assert error(logits(model), expected) < LIMIT
@@ -93,6 +96,16 @@ def test_without_our_loader_they_are_decoded_and_packed(case, monkeypatch):
     assert [choice.way.value for choice in model.hf_quantizer.choices.values()] == ["tensors"]
     assert not any(".experts." in name for name in model.state_dict())
     assert error(logits(model), expected) < LIMIT
+
+
+def test_missing_experts_are_not_made_up(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_objection", lambda *_: "a test says so")
+    encoded, _ = encode_checkpoint(toy, tmp_path, *ENCODINGS["fp8"][:2])
+    tensors = load_file(encoded / "model.safetensors")
+    there = {name: tensor for name, tensor in tensors.items() if not ("experts" in name and "down_proj" in name)}
+    save_file(there, encoded / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"has no weights for model\.layers\.1\.mlp\.experts\.down_proj; is the"):
+        AutoModelForCausalLM.from_pretrained(encoded, quantization_config=CONFIG)
 
 
 def test_the_files_of_gpt_oss(tmp_path):
@@ -108,7 +121,7 @@ def test_the_files_of_gpt_oss(tmp_path):
     (tmp_path / "mxfp4/config.json").write_text(json.dumps(config))
     expected = eager_logits(model.float())
     for method, kept in (("auto", "MXFP4"), ("AMXINT8", "AMXINT8")):
-        settings = KTConfig(method, threads=2, subpools=1)
+        settings = KTConfig(method, **SMALL)
         loaded = AutoModelForCausalLM.from_pretrained(
             tmp_path / "mxfp4", quantization_config=settings, dtype=torch.float32
         )
@@ -122,6 +135,41 @@ def test_other_configs_are_still_refused(toy, tmp_path):
     encoded, _ = encode_checkpoint(toy, tmp_path, *ENCODINGS["fp8"][:2])
     with pytest.raises(ValueError, match="quantized with FineGrainedFP8Config"):
         AutoModelForCausalLM.from_pretrained(encoded, quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "named"),
+    [
+        ({"weight": "U8", "weight.absmax": "F32", "weight.quant_map": "F32"}, "down_proj.weight"),  # bitsandbytes
+        ({"codes": "I8", "codebooks": "F16", "scales_": "F16"}, "down_proj.codes"),  # AQLM
+        ({"weight": "F8_E4M3"}, "down_proj.weight"),
+    ],
+)
+def test_an_unknown_encoding_is_refused(tensors, named, toy, tmp_path):
+    def unknown(_, n, k):
+        arrays = {"U8": np.zeros((n * k // 2, 1), np.uint8), "I8": np.zeros((n, k), np.int8)}
+        arrays |= {"F32": np.zeros(n, np.float32), "F16": np.zeros(n, np.float16)}
+        arrays["F8_E4M3"] = np.zeros((n, k), np.uint8)
+        return {suffix: (dtype, arrays[dtype]) for suffix, dtype in tensors.items()}, np.zeros((n, k))
+
+    encoded, plain = encode_checkpoint(toy, tmp_path, unknown, {"quant_method": "bitsandbytes", "load_in_4bit": True})
+    with pytest.raises(ValueError, match=rf"{named}.*no known encoding; known are NVFP4"):
+        AutoModelForCausalLM.from_pretrained(encoded, quantization_config=CONFIG)
+    with pytest.raises(ValueError, match=rf"{named}.*no known encoding"):  # the experts are known, from elsewhere
+        AutoModelForCausalLM.from_pretrained(encoded, quantization_config=KTConfig(**SMALL, weight_path=plain))
+
+
+def test_layers_that_were_left_out_stay_as_they_are(toy, tmp_path):
+    encoded, plain = encode_checkpoint(toy, tmp_path, *ENCODINGS["fp8"][:2])
+    tensors, known = load_file(encoded / "model.safetensors"), load_file(plain / "model.safetensors")
+    for name in [name for name in tensors if name.startswith("model.layers.0.self_attn") and "proj" in name]:
+        del tensors[name]
+        if name.endswith(".weight"):
+            tensors[name] = known[name]
+    save_file(tensors, encoded / "model.safetensors", metadata={"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(encoded, quantization_config=CONFIG, dtype=torch.float32)
+    state = model.state_dict()
+    assert all(torch.equal(state[name], tensor.float()) for name, tensor in known.items() if ".experts." not in name)
 
 
 def test_a_damaged_matrix_is_named(toy, tmp_path):

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kt_kernel import _core
 from kt_kernel.hf import KTConfig, sources
 from kt_kernel.hf.activations import Activation, find_activation
+from kt_kernel.hf.linear import KTLinear
 from kt_kernel.weights import save_layer
 
 SMALL = {"threads": 2, "subpools": 1}
@@ -61,6 +62,15 @@ def test_generate(toy):
     reference = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)
     greedy = {"max_new_tokens": 8, "do_sample": False}
     assert torch.equal(load(toy).generate(tokens(), **greedy), reference.generate(tokens(), **greedy))
+
+
+@pytest.mark.parametrize(("linears", "limit"), [("auto", 0.02), ("bf16", 0.02), ("int8", 0.05), (None, 0.01)])
+def test_linears(linears, limit, toy, expected):
+    model = load(toy, linears=linears)
+    packed = [module for module in model.modules() if isinstance(module, KTLinear)]
+    assert len(packed) == (0 if linears is None else 2 * 4 + 3 + 1)  # attention, the dense layer, the head
+    assert {module.kt_linear.format for module in packed} <= {"int8" if linears == "int8" else "bf16"}
+    assert error(logits(model), expected) < limit
 
 
 def test_experts_are_no_parameters(toy):
@@ -202,6 +212,7 @@ def test_a_model_without_experts_is_refused(tmp_path):
     [
         ({"method": "INT3"}, ValueError, "method='INT3' is unknown"),
         ({"weight_path": "/nowhere"}, FileNotFoundError, "weight_path /nowhere does not exist"),
+        ({"linears": "int3"}, ValueError, "linears='int3' is unknown"),
         ({"gpu_experts": -1}, ValueError, "gpu_experts=-1"),
         ({"gpu_experts": "all"}, TypeError, "gpu_experts must be a count"),
         ({"gpu_experts": [[1, 0]]}, TypeError, "gpu_experts must be a count"),

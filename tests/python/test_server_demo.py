@@ -61,7 +61,7 @@ def client(url) -> Iterator[openai.OpenAI]:
 
 def test_it_knows_the_capital_of_france(client):
     answer = client.chat.completions.create(
-        model="demo", messages=user("What is the capital of France?"), temperature=0, max_tokens=20, logprobs=True
+        model="demo", messages=user("Name the capital of France."), temperature=0, max_tokens=20, logprobs=True
     )
     assert "Paris" in answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"
@@ -131,7 +131,7 @@ def test_the_page_talks_to_it(url):
         page.type("#temperature", "0")
         page.type("#max-tokens", "20")
         page.click("#close-settings")
-        page.type("#text", "What is the capital of France?" + webdriver.ENTER)
+        page.type("#text", "Name the capital of France." + webdriver.ENTER)
         page.wait(lambda: page.count(".assistant[aria-busy=false]") == 1, 60)
         assert "Paris" in page.text(".answer")
         assert "tokens/s" in page.text(".facts")

@@ -15,7 +15,8 @@ from weight_files import METHODS, as_loaded, decoded, make_layer, originals, sam
 
 from kt_kernel.weights import load_layer, load_layer_from_tensors, writer
 from kt_kernel.weights.experts import Sizes
-from kt_kernel.weights.tensor_files import read_header
+from kt_kernel.weights.tensor_files import TensorFiles, read_header
+from kt_kernel.weights.tensor_writer import TensorSpec, TensorWriter
 
 SHAPE = Shape(experts=3, top_k=2, hidden=99, intermediate=261)
 CODED = ["int8", "int4", "int4g"]
@@ -134,6 +135,27 @@ def test_a_write_that_lacks_an_expert_is_no_file(tmp_path):
     ):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_of_other_sizes_or_none_are_no_file(tmp_path):
+    specs = {"a": TensorSpec("BF16", (2, 3)), "b": TensorSpec("F32", (4,))}
+    path = tmp_path / "model.safetensors"
+
+    def writer() -> TensorWriter:
+        return TensorWriter(path, specs, {"format": "pt"}, "a model", "model.safetensors.tmp")
+
+    with pytest.raises(ValueError, match=r"a is float32 \[2, 3\], not BF16 \[2, 3\]"), writer() as file:
+        file.write("a", np.zeros((2, 3), np.float32))
+    with pytest.raises(ValueError, match="tensor 'b' was not written"), writer() as file:
+        file.write("a", np.zeros((2, 3), np.uint16))
+    assert list(tmp_path.iterdir()) == []
+    with writer() as file:
+        file.write("b", np.arange(4, dtype=np.float32))
+        file.write("a", np.arange(6, dtype=np.uint16).reshape(2, 3))
+    with TensorFiles(path) as files:
+        assert files.array("a", ["BF16"], (2, 3)).tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert files.array("b", ["F32"], (4,)).tolist() == [0, 1, 2, 3]
+        assert files.metadata_of("a") == {"format": "pt"}
 
 
 KILLED = """

@@ -1,4 +1,4 @@
-"""Asks a measuring process (``serve``)."""
+"""Asks a measuring process (``side``)."""
 
 import json
 import os
@@ -19,7 +19,7 @@ class Client:
             environment["KT_KERNEL_CPU_VARIANT"] = variant
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in close())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kt_kernel.bench.serve", side, *arguments],
+            [sys.executable, "-m", "kt_kernel.bench.side", side, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

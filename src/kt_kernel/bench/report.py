@@ -75,6 +75,37 @@ _PEER_COLUMNS = (
     ("outputs differ by", True, lambda f: f"{f['error_between']:.4f}"),
 )
 
+_QUALITY_COLUMNS = (
+    ("variant", False, lambda f: f["variant"]),
+    ("method", False, lambda f: f["method"]),
+    ("weights", False, lambda f: f["weights"]),
+    ("bytes/weight", True, lambda f: f"{f['bytes_per_weight']:.2f}"),
+    ("perplexity", True, lambda f: f"{f['perplexity']:.3f}"),
+    ("change", True, lambda f: f"{100 * f['change']:+.2f}%"),
+    ("divergence", True, lambda f: f"{f['divergence']:.4f}"),
+    ("same token", True, lambda f: f"{100 * f['same_token']:.1f}%"),
+)
+
+_SERVE_COLUMNS = (
+    ("variant", False, lambda f: f["variant"]),
+    ("model", False, lambda f: f["model"]),
+    ("phase", False, lambda f: f["phase"]),
+    ("batch", True, lambda f: str(f["batch"])),
+    ("method", False, lambda f: f["method"]),
+    ("decoder", False, lambda f: f.get("decoder", "-")),
+    ("tokens/s", True, lambda f: f"{f['tokens_per_s']:.1f}"),
+    ("x batch 1", True, lambda f: _times(f, "vs_batch_1")),
+    ("x stock", True, lambda f: _times(f, "vs_stock")),
+    ("x llama.cpp", True, lambda f: _times(f, "vs_llamacpp")),
+    ("x no HTTP", True, lambda f: _times(f, "vs_engine")),
+    ("overhead us", True, lambda f: f"{f['overhead_us']:.0f}" if "overhead_us" in f else "-"),
+    ("of read", True, lambda f: _percent(f.get("read_share"))),
+)
+
+
+def _times(figure: dict, name: str) -> str:
+    return f"{figure[name]:.2f}" if name in figure else "-"
+
 
 def _figures(title: str, columns: tuple, figures: list[dict]) -> Table:
     table = _table(title, [(heading, right) for heading, right, _ in columns])
@@ -97,5 +128,7 @@ def _percent(share: float | None) -> str:
 _PARTS = (
     ("kernels", "kernels", _KERNEL_COLUMNS),
     ("hybrid", "hybrid: from GPU tensor to GPU tensor", _HYBRID_COLUMNS),
+    ("serve", "serve: whole models; other implementations and us in turns", _SERVE_COLUMNS),
+    ("quality", "quality: the demo model beside its dense original in f32", _QUALITY_COLUMNS),
     ("peers", "peers: another implementation and us, in turns", _PEER_COLUMNS),
 )

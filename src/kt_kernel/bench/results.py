@@ -12,7 +12,13 @@ SCHEMA = 1
 
 # Two figures of a part with the same values here are the same figure: the newer one stays. Peers choose their threads.
 _POINT = ("part", "shape", "variant", "format", "tokens")
-KEYS = {"kernels": (*_POINT, "threads"), "hybrid": (*_POINT, "threads"), "peers": _POINT}
+KEYS = {
+    "kernels": (*_POINT, "threads"),
+    "hybrid": (*_POINT, "threads"),
+    "peers": _POINT,
+    "serve": ("part", "variant", "model", "phase", "batch", "method"),
+    "quality": ("part", "variant", "method", "weights"),
+}
 
 
 def document(findings: Findings, version: str) -> dict:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import kt_kernel
-from kt_kernel.bench import hybrid, kernels, peers, progress, results, roofline, wheel
+from kt_kernel.bench import hybrid, kernels, peers, progress, results, roofline, serve, wheel
 from kt_kernel.bench import machine as facts
 from kt_kernel.bench.errors import BenchError
 from kt_kernel.bench.run import Findings, Settings
@@ -24,6 +24,7 @@ app = typer.Typer(
 _RESULTS = Path("bench/results")
 _QUIET = 0.05  # CPU share of others that a measurement survives
 _PEER_FORMATS = tuple(peers.TOLERANCE)
+_SERVE_PARTS = ",".join(serve.PARTS)
 
 
 @app.callback()
@@ -147,6 +148,59 @@ def _peers(
     )
     parts = [lambda *to: peers.measure_peers(settings, *to, peer_path)]
     _run(len(names) * settings.points, parts, as_json, None, save, machine)
+
+
+@app.command("serve")
+def _serve(
+    threads: options.Threads = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Turns of each side.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=4, max=512, help="Tokens of each answer in a turn.")] = 48,
+    parts: Annotated[
+        str, typer.Option("--parts", help="Out of demo,http,overhead,large.")
+    ] = "demo,http,overhead,large",
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, max=48, help="Of the large model (default: what fits).")
+    ] = None,
+    memory: Annotated[float, typer.Option("--memory", min=1, help="GB for the large model.")] = 20.0,
+    as_json: options.AsJson = False,
+    save: options.Save = False,
+    machine: options.Machine = None,
+) -> None:
+    """Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, a large model."""
+    names = tuple(parts.split(","))
+    for name in names:
+        if name not in serve.PARTS:
+            raise typer.BadParameter(f"'{name}' is not one of {', '.join(serve.PARTS)}", param_hint="--parts")
+    settings = serve.ServeSettings(
+        options.check_threads(threads), rounds, steps, names, layers, int(memory * 1_000_000_000)
+    )
+    _run(settings.points, [lambda *to: serve.measure_serve(settings, *to)], as_json, None, save, machine)
+
+
+@app.command("quality")
+def _quality(
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="Out of BF16, AMXINT8, ..., separated by commas (default: all).")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", min=2, help="Of the text (default: all).")] = None,
+    page: Annotated[Path | None, typer.Option("--page", help="Write the table as Markdown to this file.")] = None,
+    as_json: options.AsJson = False,
+    save: options.Save = False,
+    machine: options.Machine = None,
+) -> None:
+    """What each method costs the demo model in perplexity."""
+    from kt_kernel.bench import quality, quality_page
+
+    wanted = methods.split(",") if methods else None
+    known = dict.fromkeys(case.method for case in quality.CASES)
+    for name in wanted or ():
+        if name not in known:
+            raise typer.BadParameter(f"'{name}' is not one of {', '.join(known)}", param_hint="--methods")
+    cases = [case for case in quality.CASES if wanted is None or case.method in wanted]
+    parts = [lambda *to: quality.measure_quality(cases, *to, tokens)]
+    if page is not None:
+        parts.append(lambda findings, _: quality_page.write(findings.figures, page))
+    _run(1 + len(cases), parts, as_json, None, save, machine)
 
 
 def _run(

@@ -7,6 +7,7 @@ import numpy as np
 
 from kt_kernel.demo import experts
 from kt_kernel.demo.source import read_tensor
+from kt_kernel.demo.tensors import PROJECTIONS
 from kt_kernel.demo.tokenizer import write_tokenizer
 from kt_kernel.weights.floats import round_finite
 from kt_kernel.weights.gguf_file import read_field
@@ -15,9 +16,6 @@ from kt_kernel.weights.progress import Progress
 from kt_kernel.weights.tensor_writer import TensorSpec, TensorWriter
 
 WEIGHTS = "model.safetensors"
-
-# What Mixtral calls the matrices of an expert.
-_PROJECTIONS = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
 def write_checkpoint(source: Path, folder: Path) -> None:
@@ -83,7 +81,7 @@ def _tensors(config: dict) -> dict[str, TensorSpec]:
         shapes |= {f"{base}.self_attn.{name}_proj.weight": shape for name, shape in attention.items()}
         shapes[f"{base}.block_sparse_moe.gate.weight"] = (experts.EXPERTS, hidden)
         for expert in range(experts.EXPERTS):
-            for projection, name in _PROJECTIONS.items():
+            for projection, name in PROJECTIONS.items():
                 shape = (hidden, neurons) if projection == "down" else (neurons, hidden)
                 shapes[f"{base}.block_sparse_moe.experts.{expert}.{name}.weight"] = shape
     shapes["model.norm.weight"] = (hidden,)
@@ -108,7 +106,7 @@ def _write_tensors(files: GgufFiles, config: dict, writer: TensorWriter) -> None
             write(f"{base}.post_attention_layernorm.weight", layer.norm)
             write(f"{base}.block_sparse_moe.gate.weight", experts.router(layer, layer_idx))
             for expert, matrices in experts.experts(layer, layer_idx):
-                for projection, name in _PROJECTIONS.items():
+                for projection, name in PROJECTIONS.items():
                     write(f"{base}.block_sparse_moe.experts.{expert}.{name}.weight", getattr(matrices, projection))
             bar.advance()
 
@@ -122,10 +120,10 @@ def _write_attention(files: GgufFiles, config: dict, base: str, block: str, writ
         ("o", "output", None),
     ):
         matrix = read_tensor(files, f"{block}.attn_{source}.weight")
-        write(f"{base}.self_attn.{name}_proj.weight", matrix if heads is None else _halves(matrix, heads))
+        write(f"{base}.self_attn.{name}_proj.weight", matrix if heads is None else halves(matrix, heads))
 
 
-def _halves(matrix: np.ndarray, heads: int) -> np.ndarray:
+def halves(matrix: np.ndarray, heads: int) -> np.ndarray:
     """Rows of heads whose rotated pairs are neighbours, as GGUF files have them, with pairs half a head apart."""
     pairs = matrix.reshape(heads, -1, 2, matrix.shape[1])
     return pairs.swapaxes(1, 2).reshape(matrix.shape)

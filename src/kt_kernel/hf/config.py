@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from kt_kernel.arguments import whole_number
+from kt_kernel.hf.linear import FORMATS
 from kt_kernel.methods import check_method
 
 NAME = "kt"
@@ -23,6 +24,8 @@ class KTConfig(QuantizationConfigMixin):
         subpools: NUMA nodes to spread over; None = all.
         numa_nodes: the node of each sub-pool.
         store: a folder that keeps packed experts for the next start; None = what KT_KERNEL_WEIGHT_STORE says.
+        linears: how the other linears of a model on the CPU are packed: "bf16", "int8", "int4" or "int4g"; "auto" =
+            what loses nothing and is faster than torch here; None = torch keeps them.
         gpu_experts: of a model on a GPU, the experts that are computed there: a count, the first n of each layer, or
             bool [layers with experts, experts], such as ``kt_kernel.generate_gpu_experts_masks`` makes.
     """
@@ -35,6 +38,7 @@ class KTConfig(QuantizationConfigMixin):
         subpools: int | None = None,
         numa_nodes: Sequence[int] | None = None,
         store: "str | os.PathLike[str] | None" = None,
+        linears: str | None = None,
         gpu_experts: "int | Sequence[Sequence[bool]]" = 0,
     ):
         self.quant_method = NAME
@@ -50,6 +54,9 @@ class KTConfig(QuantizationConfigMixin):
         self.threads, self.subpools = threads, subpools
         self.numa_nodes = None if numa_nodes is None else list(numa_nodes)
         self.store = None if store is None else os.fspath(store)
+        if linears not in (None, AUTO, *FORMATS):
+            raise ValueError(f"linears={linears!r} is unknown; it is None, {AUTO!r}, or one of {', '.join(FORMATS)}")
+        self.linears = linears
         self.gpu_experts = _placement(gpu_experts)
 
     @classmethod

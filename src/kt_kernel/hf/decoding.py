@@ -14,7 +14,7 @@ import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from kt_kernel.hf.sources import KeyMap
-from kt_kernel.weights.encodings import CODES, FLOATS, SUFFIXES, find, open_parts
+from kt_kernel.weights.encodings import CODES, ENCODINGS, FLOATS, SUFFIXES, find, open_parts
 from kt_kernel.weights.tensor_files import Entry, TensorFiles
 
 # dtype of torch -> that of safetensors, and the one numpy has for its bits
@@ -42,22 +42,39 @@ class EncodedNames(NamedTuple):
 
 
 def find_encoded(files: TensorFiles, keys: KeyMap, experts: Iterable[str]) -> EncodedNames:
-    """From names and headers. `experts`: names of modules whose tensors do not count."""
+    """From names and headers. `experts`: names of modules whose tensors do not count.
+
+    A linear that is quantised in a way that is not known is a ValueError: transformers would make up its weights.
+    """
     leaves, suffixes, prefixes, seen = set(), set(), tuple(f"{name}." for name in experts), set()
     for name in files:
         stem, _, suffix = name.rpartition(".")
         kind = re.sub(r"\d+", "0", name)  # layers and experts of a kind are alike, and large models have 90,000
-        if suffix not in CODES or kind in seen:
+        if kind in seen or (suffix == "weight" and files.entry(name).dtype in FLOATS):
+            continue
+        present = [other for other in SUFFIXES if f"{stem}.{other}" in files]
+        if present == ["weight"] == [suffix] or not any(codes in present for codes in CODES):
+            _refuse_unknown(files, name, keys)
+        if suffix not in CODES or present == ["weight"]:
             continue
         seen.add(kind)
-        present = [other for other in SUFFIXES if other != suffix and f"{stem}.{other}" in files]
-        if suffix == "weight" and (not present or files.entry(name).dtype in FLOATS):
-            continue
-        target = keys.renamed(f"{stem}.weight")
-        if not target.startswith(prefixes) and not keys.target(f"{stem}.weight")[0].startswith(prefixes):
-            leaves.add(target.split(".")[-2])
-            suffixes.update([suffix, *present])
+        renamed = keys.renamed(f"{stem}.weight")
+        if not renamed.startswith(prefixes) and not keys.target(f"{stem}.weight")[0].startswith(prefixes):
+            leaves.add(renamed.split(".")[-2])
+            suffixes.update(present)
     return EncodedNames(frozenset(leaves), ("weight", *sorted(suffixes - {"weight"})))
+
+
+def _refuse_unknown(files: TensorFiles, name: str, keys: KeyMap) -> None:
+    """If `name` is a matrix of the model in something other than floats, or stands for a part of one."""
+    stem, _, suffix = name.rpartition(".")
+    if not keys.leads_to_parameter(f"{stem}.weight") or (suffix != "weight" and keys.leads_to_parameter(name)):
+        return
+    known = ", ".join(dict.fromkeys(row.name for row in ENCODINGS))
+    raise ValueError(
+        f"{files.file_of(name)}: tensor {name!r} ({files.entry(name).dtype}) belongs to a matrix that is quantised in "
+        f"no known encoding; known are {known}: load another version of the model, or this one without KTConfig"
+    )
 
 
 class Decode(ConversionOps):

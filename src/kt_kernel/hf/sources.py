@@ -63,6 +63,9 @@ class KeyMap:
             key, _ = renaming.rename_source_key(key)
         return key
 
+    def leads_to_parameter(self, key: str) -> bool:
+        return self.target(key)[0] in self._state
+
     def target(self, key: str) -> tuple[str, WeightConverter | None]:
         name, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self._state)
         return name, None if pattern is None else self._by_pattern[pattern]

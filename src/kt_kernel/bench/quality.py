@@ -1,0 +1,172 @@
+"""What each method costs the demo model: its perplexity on a fixed text, beside the dense original in f32.
+
+Everything but the experts is f32, so that what is measured is theirs. The text, austen.txt, is the first chapter of
+Jane Austen's Pride and Prejudice (1813, in the public domain).
+"""
+
+import tempfile
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+
+from kt_kernel import __cpu_variant__
+from kt_kernel.bench.client import Client
+from kt_kernel.bench.errors import BenchError
+from kt_kernel.bench.progress import Progress
+from kt_kernel.bench.run import Findings
+from kt_kernel.demo.copies import GGUF_TYPES
+from kt_kernel.methods import LLAMAFILE
+
+TEXT = Path(__file__).with_name("austen.txt")
+WINDOW = 512  # tokens that a forward sees
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table."""
+
+    method: str
+    weights: str  # what the layers are loaded from
+
+
+_QUANTISED = "the checkpoint, in bf16"
+_SEARCHED = "kt quant, searched scales"
+CASES = (
+    Case("BF16", _QUANTISED),
+    Case("AMXINT8", _QUANTISED),
+    Case("INT4G", _QUANTISED),
+    Case("AMXINT4", _QUANTISED),
+    *(Case(method, _SEARCHED) for method in ("AMXINT8", "INT4G", "AMXINT4")),
+    Case("FP8", "e4m3, blocks of 64 x 64"),
+    *(Case(LLAMAFILE, kind.upper()) for kind in GGUF_TYPES),
+)
+
+
+def measure_quality(cases: list[Case], findings: Findings, progress: Progress, tokens: int | None = None) -> None:
+    with Client("quality") as side:
+        progress.say("the dense model, f32")
+        dense = side.call("dense", tokens=tokens)
+        progress.done()
+        for case in cases:
+            progress.say(f"{case.method} ({case.weights})")
+            found = side.call("case", index=CASES.index(case))
+            findings.figures.append(quality_figure(case, dense, found))
+            progress.done()
+
+
+def quality_figure(case: Case, dense: dict, found: dict) -> dict:
+    return {
+        "part": "quality",
+        "variant": __cpu_variant__,
+        "method": case.method,
+        "weights": case.weights,
+        "tokens": dense["tokens"],
+        "bytes_per_weight": round(found["bytes_per_weight"], 3),
+        "dense_perplexity": round(exp(dense["loss"]), 4),
+        "perplexity": round(exp(found["loss"]), 4),
+        "change": round(exp(found["loss"] - dense["loss"]) - 1, 5),
+        "divergence": round(found["divergence"], 6),
+        "same_token": round(found["same_token"], 4),
+    }
+
+
+class QualitySide:
+    """Answers the requests of ``client``; every public method is one."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from kt_kernel.demo import demo_model
+
+        self._torch = torch
+        self._path = demo_model()
+        self._windows: list = []
+        self._reference: list = []  # logarithms of probabilities, for each window
+
+    def dense(self, tokens: int | None) -> dict:
+        from transformers import AutoTokenizer
+
+        from kt_kernel.demo.dense import dense_model
+
+        ids = AutoTokenizer.from_pretrained(self._path)(TEXT.read_text(), return_tensors="pt")["input_ids"][:, :tokens]
+        self._windows = list(ids.split(WINDOW, dim=1))
+        model = dense_model()
+        self._reference = [self._log_probabilities(model, window) for window in self._windows]
+        count = sum(window.shape[1] - 1 for window in self._windows)
+        return {"tokens": count, "loss": self._loss(self._reference)}
+
+    def case(self, index: int) -> dict:
+        with tempfile.TemporaryDirectory() as work:
+            model = self._load(CASES[index], Path(work))
+        found = [self._log_probabilities(model, window) for window in self._windows]
+        pairs = list(zip(self._reference, found, strict=True))
+        divergence = self._torch.cat([(ours.exp() * (ours - other)).sum(-1) for ours, other in pairs])
+        same = self._torch.cat([ours.argmax(-1) == other.argmax(-1) for ours, other in pairs])
+        return {
+            "loss": self._loss(found),
+            "divergence": float(divergence.mean()),
+            "same_token": float(same.float().mean()),
+            "bytes_per_weight": _bytes_per_weight(model),
+        }
+
+    def _load(self, case: Case, work: Path):
+        from transformers import AutoModelForCausalLM
+
+        from kt_kernel.hf import KTConfig
+
+        weights = _weights(case, self._path, work)
+        config = KTConfig(method=case.method, weight_path=weights)
+        return AutoModelForCausalLM.from_pretrained(
+            self._path, quantization_config=config, dtype=self._torch.float32, local_files_only=True
+        )
+
+    def _log_probabilities(self, model, window):
+        """[T - 1, vocabulary]: of what follows each token but the last."""
+        with self._torch.inference_mode():
+            return model(window).logits[0, :-1].log_softmax(-1)
+
+    def _loss(self, rows: list) -> float:
+        losses = [-found.gather(1, window[0, 1:, None]) for found, window in zip(rows, self._windows, strict=True)]
+        return float(self._torch.cat(losses).double().mean())
+
+
+def _weights(case: Case, model: Path, work: Path) -> Path | None:
+    """Where the layers of a case are loaded from, if not from the checkpoint."""
+    from kt_kernel.demo import copies
+
+    if case.method == LLAMAFILE:
+        return copies.write_gguf(model, work / "experts.gguf", case.weights.lower(), experts_only=True)
+    if case.method == "FP8":
+        return copies.write_fp8(model, work)
+    if case.weights == _SEARCHED:
+        return _convert(model, work / "converted", case.method)
+    return None
+
+
+def _convert(model: Path, folder: Path, method: str) -> Path:
+    from kt_kernel.convert import Settings, convert
+    from kt_kernel.convert.engine import QUANT_METHODS
+
+    name = next(name for name, other in QUANT_METHODS.items() if other == method)
+    convert(Settings(model, folder, name), _Nobody())
+    return folder
+
+
+class _Nobody:
+    """Watches a conversion and says nothing."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, what: str, total: int) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def finished(self, layer_idx: int, record: object) -> None: ...
+
+
+def _bytes_per_weight(model) -> float:
+    layers = [module.kt_layer.wrapper.moe for module in model.modules() if hasattr(module, "kt_layer")]
+    if not layers:
+        raise BenchError("no experts of the model run on our kernels")
+    weights = 3 * layers[0].hidden_size * layers[0].intermediate_size
+    return layers[0].packed_bytes_per_expert / weights
