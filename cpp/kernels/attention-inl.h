@@ -1,6 +1,8 @@
 // What a decoder does between its matrix products: norms, rotary embedding, attention over cached keys and values.
 #pragma once
 
+#include <cstring>
+
 #include "base/bf16.h"
 #include "kernels/elementwise-inl.h"
 #include "kernels/kernel.h"
@@ -102,41 +104,56 @@ KT_INLINE typename V::F32 capped(typename V::F32 x, float cap) {
   return V::mul(V::set1_f32(cap), V::sub(V::set1_f32(1.0f), V::mul(V::set1_f32(2.0f), inverse)));
 }
 
-// Keys whose scores are in L1 at a time; a key and a value of 128 take 64 KB of L2 together.
+// Keys whose scores are in L1 at a time; 128 keys and values of 128 elements take 64 KB of L2.
 constexpr int kAttendBlock = 128;
-
-// p[i] = score of key i of n, as many at a time as there are lanes; lanes behind the last get -inf. Returns the
-// largest.
+// Heads that read a key or a value together: widening it to f32 takes longer than multiplying it.
 template <class V>
-KT_INLINE float attend_scores(const AttendArgs& a, const float* q, const uint16_t* keys, int n, float* p) {
-  constexpr int L = V::kLanes;
-  auto most = V::set1_f32(-__builtin_inff());
-  for (int j = 0; j < n; j += L) {
-    const uint16_t* rows[L];
-    for (int i = 0; i < L; ++i) rows[i] = keys + static_cast<size_t>(j + i < n ? j + i : n - 1) * a.pitch;
+constexpr int kHeadsTogether = V::kManyRegisters ? 4 : 2;
+
+// p[h][i] = score of key i of n, of H heads; up to a whole vector of keys, -inf behind the last. A step makes one
+// vector of scores, L / H keys of every head. The order of a head's sums does not depend on H.
+template <class V, int H>
+KT_INLINE void attend_scores(const AttendArgs& a, const float* q, const uint16_t* keys, int n,
+                             float (&p)[H][kAttendBlock]) {
+  constexpr int L = V::kLanes, kKeys = L / H;
+  for (int j = 0; j < n; j += kKeys) {
+    const uint16_t* rows[kKeys];
+    for (int i = 0; i < kKeys; ++i) rows[i] = keys + static_cast<size_t>(j + i < n ? j + i : n - 1) * a.pitch;
     typename V::F32 sums[L];
     KT_UNROLL
     for (int i = 0; i < L; ++i) sums[i] = V::zero_f32();
     for (int d = 0; d < a.head_dim; d += L) {
-      const auto x = V::load_f32(q + d);
+      typename V::F32 x[H];
       KT_UNROLL
-      for (int i = 0; i < L; ++i) sums[i] = V::fma(V::load_bf16(rows[i] + d), x, sums[i]);
+      for (int h = 0; h < H; ++h) x[h] = V::load_f32(q + h * a.head_dim + d);
+      KT_UNROLL
+      for (int i = 0; i < kKeys; ++i) {
+        const auto key = V::load_bf16(rows[i] + d);
+        KT_UNROLL
+        for (int h = 0; h < H; ++h) sums[h * kKeys + i] = V::fma(key, x[h], sums[h * kKeys + i]);
+      }
     }
     auto score = V::mul(sums_of_lanes<V>(sums), V::set1_f32(a.scale));
     if (a.softcap > 0) score = capped<V>(score, a.softcap);
-    V::store_f32(p + j, score);
-    for (int i = n - j; i < L; ++i) p[j + i] = -__builtin_inff();
-    most = V::max(V::load_f32(p + j), most);
+    float scores[L];
+    V::store_f32(scores, score);
+    for (int h = 0; h < H; ++h) std::memcpy(p[h] + j, scores + h * kKeys, 4 * kKeys);
   }
-  return V::reduce_max(most);
+  for (int h = 0; h < H; ++h) {
+    for (int i = n; i < round_up(n, L); ++i) p[h][i] = -__builtin_inff();
+  }
 }
 
-// p[i] = e^(p[i] - most); returns their sum. What is below 2^-120 counts as that, which vanishes beside the largest, 1.
+// p[i] = e^(p[i] - most), most being the larger of `before` and of all p; returns their sum. What is below 2^-120
+// counts as that, which vanishes beside the largest, 1.
 template <class V>
-KT_INLINE float attend_weights(float* p, int n, float most) {
+KT_INLINE float attend_weights(float* p, int n, float before, float* most) {
+  auto largest = V::set1_f32(before);
+  for (int j = 0; j < n; j += V::kLanes) largest = V::max(V::load_f32(p + j), largest);
+  *most = V::reduce_max(largest);
   auto sum = V::zero_f32();
   for (int j = 0; j < n; j += V::kLanes) {
-    const auto x = V::mul(V::sub(V::load_f32(p + j), V::set1_f32(most)), V::set1_f32(1.44269504f));
+    const auto x = V::mul(V::sub(V::load_f32(p + j), V::set1_f32(*most)), V::set1_f32(1.44269504f));
     const auto weight = exp2<V>(x);
     V::store_f32(p + j, weight);
     sum = V::add(sum, weight);
@@ -144,25 +161,60 @@ KT_INLINE float attend_weights(float* p, int n, float most) {
   return sum_of_lanes<V>(sum);
 }
 
-// out[d] = keep * out[d] + sum_j p[j] * values[j][d], N vectors at a time.
-template <class V, int N>
-KT_INLINE void add_values(const AttendArgs& a, const uint16_t* values, int n, const float* p, float keep, float* out) {
-  typename V::F32 sum[N];
+// out[h][d] = keep[h] * out[h][d] + sum_j p[h][j] * values[j][d], of N vectors of d.
+template <class V, int H, int N>
+KT_INLINE void add_values(const AttendArgs& a, const uint16_t* values, int n, const float (&p)[H][kAttendBlock],
+                          const float (&keep)[H], float* out) {
+  typename V::F32 sum[H][N];
   KT_UNROLL
-  for (int v = 0; v < N; ++v) sum[v] = V::mul(V::load_f32(out + v * V::kLanes), V::set1_f32(keep));
-  for (int j = 0; j < n; ++j) {
-    const auto weight = V::set1_f32(p[j]);
+  for (int h = 0; h < H; ++h) {
     KT_UNROLL
-    for (int v = 0; v < N; ++v) sum[v] = V::fma(V::load_bf16(values + j * a.pitch + v * V::kLanes), weight, sum[v]);
+    for (int v = 0; v < N; ++v)
+      sum[h][v] = V::mul(V::load_f32(out + h * a.head_dim + v * V::kLanes), V::set1_f32(keep[h]));
+  }
+  for (int j = 0; j < n; ++j) {
+    typename V::F32 value[N];
+    KT_UNROLL
+    for (int v = 0; v < N; ++v) value[v] = V::load_bf16(values + j * a.pitch + v * V::kLanes);
+    KT_UNROLL
+    for (int h = 0; h < H; ++h) {
+      const auto weight = V::set1_f32(p[h][j]);
+      KT_UNROLL
+      for (int v = 0; v < N; ++v) sum[h][v] = V::fma(value[v], weight, sum[h][v]);
+    }
   }
   KT_UNROLL
-  for (int v = 0; v < N; ++v) V::store_f32(out + v * V::kLanes, sum[v]);
+  for (int h = 0; h < H; ++h) {
+    KT_UNROLL
+    for (int v = 0; v < N; ++v) V::store_f32(out + h * a.head_dim + v * V::kLanes, sum[h][v]);
+  }
+}
+
+// A block of keys, of H heads from `head` on.
+template <class V, int H>
+KT_INLINE void attend_heads(const AttendArgs& a, int head, const uint16_t* keys, const uint16_t* values, int n) {
+  constexpr int kVectors = 4;
+  alignas(64) float p[H][kAttendBlock];
+  const size_t at = static_cast<size_t>(head) * a.head_dim;
+  attend_scores<V, H>(a, a.q + at, keys, n, p);
+  float keep[H];
+  for (int h = 0; h < H; ++h) {
+    const float before = a.most[head + h];
+    const float sum = attend_weights<V>(p[h], n, before, &a.most[head + h]);
+    float lanes[V::kLanes];
+    V::store_f32(lanes, exp2<V>(V::set1_f32((before - a.most[head + h]) * 1.44269504f)));
+    keep[h] = lanes[0];
+    a.sum[head + h] = a.sum[head + h] * keep[h] + sum;
+  }
+  int d = 0;
+  for (; d + kVectors * V::kLanes <= a.head_dim; d += kVectors * V::kLanes)
+    add_values<V, H, kVectors>(a, values + d, n, p, keep, a.out + at + d);
+  for (; d < a.head_dim; d += V::kLanes) add_values<V, H, 1>(a, values + d, n, p, keep, a.out + at + d);
 }
 
 template <class V>
 void attend(const AttendArgs& a) {
-  constexpr int kVectors = 4;
-  alignas(64) float p[kAttendBlock];
+  constexpr int kMost = kHeadsTogether<V>;
   for (int i = 0; i < a.heads * a.head_dim; ++i) a.out[i] = 0;
   for (int h = 0; h < a.heads; ++h) {
     a.most[h] = -__builtin_inff();
@@ -172,20 +224,12 @@ void attend(const AttendArgs& a) {
     const int n = a.count - begin < kAttendBlock ? a.count - begin : kAttendBlock;
     const uint16_t* keys = a.keys + begin * a.pitch;
     const uint16_t* values = a.values + begin * a.pitch;
-    for (int h = 0; h < a.heads; ++h) {
-      const float* q = a.q + static_cast<size_t>(h) * a.head_dim;
-      float* out = a.out + static_cast<size_t>(h) * a.head_dim;
-      const float block_most = attend_scores<V>(a, q, keys, n, p);
-      const float most = block_most > a.most[h] ? block_most : a.most[h];
-      float keep[V::kLanes];
-      V::store_f32(keep, exp2<V>(V::set1_f32((a.most[h] - most) * 1.44269504f)));
-      a.sum[h] = a.sum[h] * keep[0] + attend_weights<V>(p, n, most);
-      a.most[h] = most;
-      int d = 0;
-      for (; d + kVectors * V::kLanes <= a.head_dim; d += kVectors * V::kLanes)
-        add_values<V, kVectors>(a, values + d, n, p, keep[0], out + d);
-      for (; d < a.head_dim; d += V::kLanes) add_values<V, 1>(a, values + d, n, p, keep[0], out + d);
+    int h = 0;
+    for (; h + kMost <= a.heads; h += kMost) attend_heads<V, kMost>(a, h, keys, values, n);
+    if constexpr (kMost > 2) {
+      for (; h + 2 <= a.heads; h += 2) attend_heads<V, 2>(a, h, keys, values, n);
     }
+    for (; h < a.heads; ++h) attend_heads<V, 1>(a, h, keys, values, n);
   }
 }
 

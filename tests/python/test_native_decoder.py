@@ -51,9 +51,11 @@ def folders(tmp_path_factory):
     return folder
 
 
-def load(folder, family: str, method: str = "BF16", linears: str | None = None, threads: int = 2):
+def load(folder, family: str, method: str = "BF16", linears: str | None = None, threads: int = 2, subpools: int = 1):
     """The model as the engine has it; linears that stay with torch are packed by native.build."""
-    plugin = {} if family in DENSE else {"quantization_config": KTConfig(method=method, threads=threads)}
+    plugin = (
+        {} if family in DENSE else {"quantization_config": KTConfig(method=method, threads=threads, subpools=subpools)}
+    )
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **plugin).eval()
     if linears:
         replace_linears(model, linears, native._runtime_of(model))
@@ -139,6 +141,16 @@ def test_threads_change_no_bit(folders):
         found.append(decode_text(forward, text, start=296, slot=0))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@torch.inference_mode()
+def test_several_nodes(tmp_path):
+    tiny_model("glm4_moe", torch.bfloat16, moe_intermediate_size=128).save_pretrained(tmp_path)
+    text = random_prompt(LENGTH, 3)
+    expected = reference(tmp_path, text)[START:]
+    model = load(tmp_path, "glm4_moe", subpools=2)
+    assert native._runtime_of(model).pool.nodes == 2
+    assert relative_error(decode_text(native_forward(model, 2, LENGTH), text), expected) < TOLERANCE
 
 
 @torch.inference_mode()

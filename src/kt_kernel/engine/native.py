@@ -92,9 +92,11 @@ class NativeDecoder:
         if self._decoder is None:
             self._decoder = _make_decoder(self._parts, self._cache, self._rope)
         self._rope.reach(max(positions, default=0))
-        rows = torch.tensor([list(slots), list(tokens), list(positions)], dtype=torch.int64)
-        logits = torch.empty(rows.shape[1], self._parts.vocabulary, dtype=torch.float32)
-        self._decoder.decode(rows.shape[1], *(row.data_ptr() for row in rows), logits.data_ptr())
+        n = len(slots)
+        rows = torch.tensor([*slots, *tokens, *positions], dtype=torch.int64)
+        logits = torch.empty(n, self._parts.vocabulary, dtype=torch.float32)
+        first = rows.data_ptr()
+        self._decoder.decode(n, first, first + 8 * n, first + 16 * n, logits.data_ptr())
         return logits
 
 
