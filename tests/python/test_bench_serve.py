@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kt_kernel import _core
-from kt_kernel.bench import llamacpp_build, serve, side, synthetic
+from kt_kernel.bench import errors, llamacpp_build, serve, side, synthetic
 from kt_kernel.bench.client import Client
 from kt_kernel.bench.prompts import prompt
 from kt_kernel.cli.main import main
@@ -82,6 +82,15 @@ def test_a_run_gives_the_overhead_of_the_engine(monkeypatch, capsys, demo_path):
     assert (figure["part"], figure["phase"], figure["batch"]) == ("serve", "overhead", 1)
     assert 0 < figure["experts_us"] < figure["token_us"]
     assert figure["decoder"] in ("native", "transformers")
+
+
+@pytest.mark.parametrize("command", [["serve"], ["quality"]])
+def test_without_transformers_the_way_out_is_told(monkeypatch, capsys, command):
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *command])
+    assert ended.value.code == 1
+    assert "tokenizers and transformers not found: pip install 'kt-kernel[engine]'" in capsys.readouterr().err
 
 
 def test_a_part_that_is_unknown(capsys):
