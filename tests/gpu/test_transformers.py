@@ -40,23 +40,26 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(checkpoint):
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, device_map="cuda", experts_implementation="eager"
-    )
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, experts_implementation="eager")
     with torch.no_grad():
-        return model(tokens()).logits
+        return model.cuda()(tokens()).logits
 
 
 def tokens() -> torch.Tensor:
     return torch.randint(1, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(3)).cuda()
 
 
+@pytest.mark.parametrize("placed", ["moved", "device_map"])
 @pytest.mark.parametrize("gpu_experts", [0, 3, EXPERTS])
-def test_experts_on_either_side(gpu_experts, checkpoint, expected):
+def test_experts_on_either_side(gpu_experts, placed, checkpoint, expected):
+    options = {}
+    if placed == "device_map":
+        pytest.importorskip("accelerate", reason="accelerate is not installed, which device_map needs")
+        options["device_map"] = "cuda"
     config = KTConfig(threads=4, subpools=1, gpu_experts=gpu_experts)
     model = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, device_map="cuda", quantization_config=config
-    )
+        checkpoint, dtype=torch.float32, quantization_config=config, **options
+    ).cuda()
     with torch.no_grad():
         logits = model(tokens()).logits
     errors = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)

@@ -53,7 +53,7 @@ def test_sizes_are_measured(monkeypatch, speed, largest):
     found = measure(prefill, budget_s=0.2, context=1 << 16)
     assert found.ranges[0] == (0, largest)
     assert found.ranges[-1][1] == 32 or speed < 1e-3
-    assert sum(n * speed for _, n in calls) < max(8 * 0.2, 10 * 32 * speed)
+    assert sum(n * speed for _, n in calls) <= max(8 * 0.2, 3 * 32 * speed)  # a slow model is not measured for long
 
 
 def test_a_moment_of_load_makes_no_chunk_smaller(monkeypatch):

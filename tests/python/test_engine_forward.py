@@ -98,6 +98,26 @@ def test_a_key_too_many_is_noticed(family, monkeypatch):
 
 
 @torch.inference_mode()
+def test_attention_of_another_kind_is_refused():
+    """The engine then runs the model on its own cache."""
+    x = torch.zeros(1, 2, 3, 8)
+    for kind in ({"is_causal": False}, {"position_bias": x}):
+        with pytest.raises(ValueError, match="attention 'kt'"):
+            attention.attend(None, x, x, x, None, **kind)
+    with pytest.raises(ValueError, match="outside of a step"):
+        attention.attend(None, x, x, x, None, is_causal=True, dropout=0.0)
+    attention.set_rows(attention.Rows((0,), (0,), 3))
+    try:
+        assert attention.attend(None, x, x, x, attention.mask())[0].shape == (1, 3, 2, 8)
+        with pytest.raises(ValueError, match="the model changes its attention mask"):
+            attention.attend(None, x, x, x, attention.mask()[..., :1])
+        with pytest.raises(ValueError, match="takes no padding mask"):
+            attention.mask(attention_mask=x)
+    finally:
+        attention.set_rows(None)
+
+
+@torch.inference_mode()
 def test_queries_in_many_blocks_are_those_in_one(monkeypatch):
     for family in ("mixtral", "gpt_oss"):
         model = tiny_model(family)

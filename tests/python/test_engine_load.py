@@ -49,7 +49,7 @@ def test_a_folder_becomes_an_engine_that_answers(folder, caplog):
     assert any(line.startswith("qwen3_moe loaded in") for line in lines)
     assert "12 linears in bf16" in lines  # attention has 4, twice, the first layer a dense MLP of 3, and the head
     assert "3 slots of 96 tokens: up to 0.0 GB of keys and values" in lines
-    assert any(line.startswith("decode by") and "prompts in pieces of" in line for line in lines)
+    assert any(line.startswith("decode by native; prompts in pieces of") for line in lines)
 
 
 def test_experts_run_on_our_kernels(folder):
@@ -79,6 +79,7 @@ def test_torch_computes_linears_if_asked(folder, caplog):
     engine = open_engine(folder, slots=1, context=32, threads=1, chunk_tokens=16, linears=None)
     engine.close()
     assert "linears are computed by torch" in caplog.text
+    assert "decode by transformers" in caplog.text
     assert type(engine.forward.model.lm_head) is torch.nn.Linear
     with pytest.raises(ValueError, match="weight_format 'int3' is unknown"):
         open_engine(folder, slots=1, context=32, threads=1, linears="int3")

@@ -417,6 +417,25 @@ def test_an_error_ends_the_requests_concerned_and_no_other(watched):
     assert engine.stats().finished["error"] == 2
 
 
+def test_a_copy_that_fails_leaves_no_wrong_keys(watched):
+    """A slot whose keys were half overwritten is not taken for what it held before."""
+    engine, forward = watched
+    system = random_prompt(16, 0)
+    longs = [*(random_prompt(70, seed) for seed in range(1, 4)), system + random_prompt(60, 4)]
+    first = [answer(engine, greedy(long, 4)) for long in longs]  # fills all slots
+    copy = forward.cache.copy
+
+    def fails(source, target, length):
+        copy(source, target, length)
+        raise MemoryError("no room")
+
+    forward.cache.copy = fails
+    found = answer(engine, greedy(system + random_prompt(40, 9), 4))
+    assert (found.last.finish, found.last.error) == ("error", "MemoryError: no room")
+    forward.cache.copy = copy
+    assert [answer(engine, greedy(long, 4)).tokens for long in longs] == [one.tokens for one in first]
+
+
 def test_logits_that_are_no_numbers_end_the_request(watched):
     engine, forward = watched
     run = forward._run

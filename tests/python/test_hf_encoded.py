@@ -98,6 +98,16 @@ def test_without_our_loader_they_are_decoded_and_packed(case, monkeypatch):
     assert error(logits(model), expected) < LIMIT
 
 
+def test_missing_experts_are_not_made_up(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_objection", lambda *_: "a test says so")
+    encoded, _ = encode_checkpoint(toy, tmp_path, *ENCODINGS["fp8"][:2])
+    tensors = load_file(encoded / "model.safetensors")
+    there = {name: tensor for name, tensor in tensors.items() if not ("experts" in name and "down_proj" in name)}
+    save_file(there, encoded / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"has no weights for model\.layers\.1\.mlp\.experts\.down_proj; is the"):
+        AutoModelForCausalLM.from_pretrained(encoded, quantization_config=CONFIG)
+
+
 def test_the_files_of_gpt_oss(tmp_path):
     model = make_toy("gpt_oss", num_local_experts=8, moe_intermediate_size=None, intermediate_size=96)
     with torch.no_grad():

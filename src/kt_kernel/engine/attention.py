@@ -33,8 +33,8 @@ KEPT_MASK = 1 << 20
 # What models pass along that changes no attention here. Anything else that is not None is refused, and the engine runs
 # the model on its own cache instead.
 _HARMLESS = frozenset(
-    {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
-    | {"output_router_logits", "logits_to_keep", "num_items_in_batch", "cache_position"}
+    {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_keep", "num_items_in_batch", "return_dict"}
+    | {"output_attentions", "output_hidden_states", "output_router_logits"}
 )
 
 _step = threading.local()
@@ -114,11 +114,14 @@ def attend(
     sliding_window: int | None = None,
     s_aux: torch.Tensor | None = None,
     softcap: float | None = None,
+    is_causal: bool | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
     """query [rows, heads, n, d]; key and value of one row [1, kv_heads, length, d], of more [slots, .., max_len, d]."""
     if unknown := [name for name, given in others.items() if given is not None and name not in _HARMLESS]:
         raise ValueError(f"attention 'kt' does not know {', '.join(unknown)}")
+    if is_causal is False:
+        raise ValueError("attention 'kt' is for layers that see nothing behind a token")
     rows: Rows | None = getattr(_step, "rows", None)
     if rows is None or len(rows.slots) != len(query) or rows.n_tokens != query.shape[2]:
         raise ValueError("attention 'kt' was called outside of a step of the engine")

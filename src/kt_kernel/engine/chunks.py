@@ -77,6 +77,8 @@ def measure(prefill: Callable[[int, int], None], budget_s: float, context: int) 
 
     prefill(0, min(MIN_CHUNK, context))  # first use of kernels and buffers
     seconds_of = {MIN_CHUNK: seconds(0, min(MIN_CHUNK, context))}
+    if seconds_of[MIN_CHUNK] > budget_s:
+        return fixed(MIN_CHUNK)
     size = 2 * MIN_CHUNK
     while size <= min(MAX_CHUNK, context) and 1.5 * seconds_of[size // 2] <= budget_s:
         seconds_of[size] = seconds(0, size)

@@ -28,6 +28,7 @@ PROBE_TOKENS = MIN_CONTEXT
 
 
 class Forward(Protocol):
+    model: PreTrainedModel
     slots: int
     context: int
     decoder: str  # who decodes, in words

@@ -4,8 +4,6 @@ import json
 import logging
 import os
 import time
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,9 +46,8 @@ def open_engine(
         context: tokens of a request, prompt and answer; None = what memory and the model allow.
         threads: of our pool and of torch; None = one for each physical core.
         method: of the experts, as of KTConfig.
-        linears: the format of all other linears on our kernels: bf16, int8, int4 or int4g; "auto" = bf16 where that is
-            faster than torch, None = torch computes them. Only on our kernels is an answer the same, to the bit,
-            whatever else runs.
+        linears: the format of all others on our kernels: bf16, int8, int4 or int4g; "auto" = bf16 where that is faster
+            than torch, None = torch's, where decode stays with transformers and may depend on what else runs.
         max_queue: requests that may wait for a slot.
         stall_ms: how long running answers may wait for a piece of another's prompt.
         chunk_tokens: the size of such pieces, a power of two; None = measured. The same size gives the same tokens
@@ -59,14 +56,12 @@ def open_engine(
     # Read when torch is imported: its threads would spin on the cores that our pool computes on.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     path = _checked_folder(path)
-    if chunk_tokens is not None and (chunk_tokens < 1 or chunk_tokens & (chunk_tokens - 1)):
-        raise ValueError(f"chunk_tokens is {chunk_tokens}: it must be a power of two")
+    _check_chunk(chunk_tokens)
 
     import torch
     from transformers import AutoConfig
 
     from kt_kernel.engine.engine import SlotEngine
-    from kt_kernel.engine.rope import pin_frequencies
     from kt_kernel.engine.sizes import check_sizes
     from kt_kernel.engine.text import end_tokens, open_text
 
@@ -74,22 +69,14 @@ def open_engine(
     check_sizes(slots, context, _model_context(config))
     torch.set_num_threads(threads or _physical_cores())
     text = open_text(path, trust_remote_code)
-    start = time.perf_counter()
     model = _load_model(path, config, method, threads, trust_remote_code)
-    _pack_linears(model, linears, threads)
-    log.info("%s loaded in %.1f s", model.config.model_type, time.perf_counter() - start)
-    with torch.inference_mode():
-        forward = _sized_forward(model, slots, context)
-        if pin_frequencies(model, forward.context):
-            log.info("rotary frequencies are those of %d tokens, for texts of any length", forward.context)
-        chunks = _chunks(forward, stall_ms / 1000, chunk_tokens)
-        _use_native_decoder(forward)
-    log.info("decode by %s; prompts in pieces of %s", forward.decoder, _sizes(chunks))
+    packed = _pack_linears(model, linears, threads)
+    forward = _sized_forward(model, slots, context)
     return SlotEngine(
         name or path.resolve().name,
         forward,
         text,
-        chunks,
+        _prepare(forward, stall_ms / 1000, chunk_tokens, packed),
         vocabulary_size=model.get_input_embeddings().weight.shape[0],
         end_tokens=end_tokens(model.generation_config, text.tokenizer),
         defaults=default_sampling(path),
@@ -104,6 +91,11 @@ def _checked_folder(path: "str | os.PathLike[str]") -> Path:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} has no config.json: is it the folder of a checkpoint?")
     return folder
+
+
+def _check_chunk(chunk_tokens: int | None) -> None:
+    if chunk_tokens is not None and (chunk_tokens < 1 or chunk_tokens & (chunk_tokens - 1)):
+        raise ValueError(f"chunk_tokens is {chunk_tokens}: it must be a power of two")
 
 
 def _physical_cores() -> int:
@@ -124,6 +116,7 @@ def _load_model(
     from kt_kernel.hf import KTConfig
     from kt_kernel.hf.experts import find_experts
 
+    start = time.perf_counter()
     auto_class = _auto_class(config)
     with torch.device("meta"):
         skeleton = auto_class.from_config(config, trust_remote_code=trust_remote_code)
@@ -133,6 +126,7 @@ def _load_model(
     else:
         log.info("%s has no experts: transformers computes all of it", config.model_type)
     model = auto_class.from_pretrained(path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code, **plugin)
+    log.info("%s loaded in %.1f s", config.model_type, time.perf_counter() - start)
     return model.eval()
 
 
@@ -148,7 +142,8 @@ def _auto_class(config: "PreTrainedConfig") -> type:
     raise ValueError(f"{config.model_type} is no model that generates text, as far as transformers knows")
 
 
-def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | None) -> None:
+def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | None) -> bool:
+    """Whether they were; the native decoder takes nothing else."""
     from kt_kernel import __cpu_variant__
     from kt_kernel.hf.linear import KTLinear, preferred_format, replace_linears
     from kt_kernel.runtime import plan_pool, runtime_for
@@ -156,23 +151,44 @@ def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | 
     weight_format = preferred_format(__cpu_variant__) if linears == "auto" else linears
     if weight_format is None or model.device.type != "cpu":
         log.info("linears are computed by torch")
-        return
+        return False
     count = replace_linears(model, weight_format, runtime_for(plan_pool(threads, None, None)))
     log.info("%d linears in %s", count, weight_format)
     head = model.get_output_embeddings()
     if isinstance(head, KTLinear):
         # An output has the input's dtype. In bf16 logits around 25 would be multiples of 1/8, and many of them equal.
         head.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
+    return True
+
+
+def _prepare(forward: "Forward", budget_s: float, chunk_tokens: int | None, packed: bool) -> "ChunkPlan":
+    import torch
+
+    from kt_kernel.engine import native
+    from kt_kernel.engine.forward import SlotForward
+    from kt_kernel.engine.rope import pin_frequencies
+
+    if pin_frequencies(forward.model, forward.context):
+        log.info("rotary frequencies are those of %d tokens, for texts of any length", forward.context)
+    with torch.inference_mode():
+        chunks = _chunks(forward, budget_s, chunk_tokens)
+        if packed and isinstance(forward, SlotForward):
+            forward.use_native(native.build)
+    log.info("decode by %s; prompts in pieces of %s", forward.decoder, _sizes(chunks, forward.context))
+    return chunks
 
 
 def _sized_forward(model: "PreTrainedModel", slots: int | None, context: int | None) -> "Forward":
     """Tried with a small cache first: only the model's own keys tell how large a token's are."""
+    import torch
+
     from kt_kernel.bench.machine import available_bytes
     from kt_kernel.engine.forward import PROBE_TOKENS, SlotForward, open_forward
     from kt_kernel.engine.sizes import choose_sizes
 
     model_context = _model_context(model.config)
-    forward = open_forward(model, slots=2, context=PROBE_TOKENS)
+    with torch.inference_mode():
+        forward = open_forward(model, slots=2, context=PROBE_TOKENS)
     if not isinstance(forward, SlotForward):
         forward.context = choose_sizes(1, context, model_context, 0, available_bytes())[1]
         log.info("one request at a time, of %d tokens: the model's layers keep a state", forward.context)
@@ -205,16 +221,10 @@ def _chunks(forward: "Forward", budget_s: float, chunk_tokens: int | None) -> "C
     return measure(prefill, budget_s, forward.context)
 
 
-def _use_native_decoder(forward: "Forward") -> None:
-    from kt_kernel.engine.forward import SlotForward
-
-    if isinstance(forward, SlotForward) and find_spec("kt_kernel.engine.native"):
-        forward.use_native(import_module("kt_kernel.engine.native").build)
-
-
-def _sizes(chunks: "ChunkPlan") -> str:
-    largest, smallest = chunks.ranges[0][1], chunks.ranges[-1][1]
-    if largest >= 1 << 40:
+def _sizes(chunks: "ChunkPlan", context: int) -> str:
+    sizes = [size for start, size in chunks.ranges if start < context]
+    largest, smallest = sizes[0], sizes[-1]
+    if largest > context:
         return "any length"
     return f"{largest} tokens" if largest == smallest else f"{largest} to {smallest} tokens"
 

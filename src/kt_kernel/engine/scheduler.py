@@ -117,6 +117,7 @@ class Scheduler:
         length = common[best.index]
         target = best if best.job is None and self._worth_taking(best, length) else oldest
         target.last_use = self._clock
+        target.tokens = []  # until it is known what it holds
         if target is not best and not (length and self.forward.copy(best.index, target.index, length)):
             length = common[target.index]
         return target, self.forward.keep(target.index, length)

@@ -56,12 +56,14 @@ class ExpertsModule:
 
 
 def is_experts(module: nn.Module) -> bool:
-    return all(hasattr(module, flag) for flag in _FLAGS) and "down_proj" in module._parameters
+    """Also when its parameters were taken over."""
+    return all(hasattr(module, flag) for flag in _FLAGS)
 
 
 def find_experts(model: nn.Module) -> Iterator[ExpertsModule]:
+    """Those that have parameters of their own."""
     for name, module in model.named_modules():
-        if is_experts(module):
+        if is_experts(module) and "down_proj" in module._parameters:
             yield _describe(model, name, module)
 
 

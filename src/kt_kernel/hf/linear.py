@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from kt_kernel import _core
+from kt_kernel.hf.kept_linears import kept_linears
 from kt_kernel.runtime import Runtime
 
 FORMATS = ("bf16", "int8", "int4", "int4g")
@@ -84,9 +85,10 @@ class KTLinear(nn.Module):
 def linears_of(model: nn.Module, skip: Collection[str] = ()) -> Iterator[tuple[str, nn.Module, str]]:
     """Each plain nn.Linear, as its name, the module that holds it and its name there.
 
-    Classes derived from nn.Linear compute something else, and routers are modules of their own; `skip` holds last or
-    whole names of others to leave alone.
+    Classes derived from nn.Linear compute something else; routers, and what the model's code reads itself, stay; `skip`
+    holds last or whole names of others to leave alone.
     """
+    skip = {*skip, *kept_linears(model)}
     for prefix, parent in model.named_modules():
         for child_name, child in parent._modules.items():  # named_children leaves repetitions out
             name = f"{prefix}.{child_name}" if prefix else child_name

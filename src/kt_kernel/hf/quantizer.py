@@ -20,12 +20,11 @@ from kt_kernel import runtime
 from kt_kernel.hf import decoding
 from kt_kernel.hf.config import AUTO, NAME, KTConfig
 from kt_kernel.hf.experts import ExpertsModule, find_experts
-from kt_kernel.hf.kept_linears import kept_linears
 from kt_kernel.hf.linear import preferred_format, replace_linears
 from kt_kernel.hf.packing import Filler, Pack
 from kt_kernel.hf.sources import Choice, KeyMap, Way, choose
 from kt_kernel.weights.config import checkpoint_format_beside
-from kt_kernel.weights.progress import Progress
+from kt_kernel.weights.progress import Progress, Report
 from kt_kernel.weights.tensor_files import TensorFiles
 
 _LOG = logging.getLogger("kt_kernel.hf")
@@ -121,11 +120,8 @@ class KTQuantizer(HfQuantizer):
 
     def param_element_size(self, model: nn.Module, param_name: str, param: torch.Tensor) -> float:
         """Experts take no memory of a GPU."""
-        return (
-            0
-            if self.param_needs_quantization(model, param_name)
-            else super().param_element_size(model, param_name, param)
-        )
+        packed = self.param_needs_quantization(model, param_name)
+        return 0 if packed else super().param_element_size(model, param_name, param)
 
     @property
     def serialized_names(self) -> dict[str, list[str]]:
@@ -157,19 +153,19 @@ class KTQuantizer(HfQuantizer):
             device = _device_beside(model, name)
             filler.install(device)
             if filler.splits and device.type == "cpu":
-                _LOG.warning("gpu_experts of %s are on the CPU, where torch computes them: pass device_map", name)
+                _LOG.warning("gpu_experts of %s are on the CPU until the model is moved to a GPU", name)
         for name, owner in self._aliases.items():
             model.get_submodule(name).kt_layer = model.get_submodule(owner).kt_layer
 
     def _replace_linears(self, model: nn.Module) -> None:
         config = self.quantization_config
         weight_format = preferred_format(kt_kernel.__cpu_variant__) if config.linears == AUTO else config.linears
-        if weight_format is None:
+        if weight_format is None or (config.linears == AUTO and model.device.type != "cpu"):
             return
         plan = runtime.plan_pool(
             config.threads, config.subpools, config.numa_nodes, beside_gpu=torch.cuda.is_available()
         )
-        count = replace_linears(model, weight_format, runtime.runtime_for(plan), kept_linears(model, self._fillers))
+        count = replace_linears(model, weight_format, runtime.runtime_for(plan))
         _LOG.info("%d linears are packed in %s", count, weight_format)
 
     def _finish_tensors(self) -> None:
@@ -178,8 +174,9 @@ class KTQuantizer(HfQuantizer):
             filler = self._fillers[name]
             for parameter in filler.missing if self.pre_quantized else ():
                 tensor = getattr(filler.found.module, parameter)
-                filler.found.drop([parameter])
-                filler.take(parameter, tensor)
+                if getattr(tensor, "_is_hf_initialized", False):  # loaded, not made up
+                    filler.found.drop([parameter])
+                    filler.take(parameter, tensor)
             if filler.missing:
                 names = ", ".join(f"{name}.{parameter}" for parameter in filler.missing)
                 raise ValueError(f"{self.where} has no weights for {names}; is the checkpoint complete?")
@@ -188,7 +185,7 @@ class KTQuantizer(HfQuantizer):
         fillers = [self._fillers[name] for name in self._names(Way.FILES)]
         with Progress("experts", sum(filler.found.num_experts for filler in fillers)) as bar:
             for filler in fillers:
-                filler.fill_from_files(lambda *_: bar.advance())
+                filler.fill_from_files(_advancing(bar))
 
     # What a packed model is
 
@@ -201,6 +198,19 @@ class KTQuantizer(HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return False
+
+
+def _advancing(bar: Progress) -> Report:
+    """Counts the experts of one layer, of which a store is told again."""
+    most = 0
+
+    def report(done: int, _: int) -> None:
+        nonlocal most
+        if done > most:
+            bar.advance(done - most)
+            most = done
+
+    return report
 
 
 def _folder(checkpoint_files: list[str] | None) -> Path | None:
