@@ -1,13 +1,17 @@
 """kt bench serve: its arithmetic, models without weights, and one small run from end to end."""
 
 import json
+import threading
+import time
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from kt_kernel import _core
-from kt_kernel.bench import llamacpp_build, serve, side, synthetic
+from kt_kernel.bench import errors, llamacpp_build, serve, side, synthetic
 from kt_kernel.bench.client import Client
+from kt_kernel.bench.http_side import HttpSide
 from kt_kernel.bench.prompts import prompt
 from kt_kernel.cli.main import main
 from kt_kernel.weights.tensor_files import TensorFiles
@@ -82,6 +86,54 @@ def test_a_run_gives_the_overhead_of_the_engine(monkeypatch, capsys, demo_path):
     assert (figure["part"], figure["phase"], figure["batch"]) == ("serve", "overhead", 1)
     assert 0 < figure["experts_us"] < figure["token_us"]
     assert figure["decoder"] in ("native", "transformers")
+
+
+class Streams(BaseHTTPRequestHandler):
+    """Stands for the server: a token every 10 ms, or, for prompts of one token, an error."""
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        failed = len(asked["prompt"]) == 1
+        self.send_response(400 if failed else 200)
+        self.end_headers()
+        for _ in range(0 if failed else asked["max_tokens"]):
+            self.wfile.write(b'data: {"choices": []}\n\n')
+            time.sleep(0.01)
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def http_side():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Streams) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made = HttpSide()
+        made._address, made._vocabulary = f"127.0.0.1:{server.server_port}", 1000
+        yield made
+        server.shutdown()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_streams_are_counted_together(http_side, batch):
+    rate = http_side.decode(seed=0, batch=batch, prompt_tokens=4, steps=20)["tokens_per_s"]
+    assert 0.2 * 100 * batch < rate < 1.05 * 100 * batch
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_streams_that_fail_are_no_figure(http_side):
+    with pytest.raises(RuntimeError, match="of 2 streams 2 failed"):
+        http_side.decode(seed=0, batch=2, prompt_tokens=1, steps=20)
+
+
+@pytest.mark.parametrize("command", [["serve"], ["quality"]])
+def test_without_transformers_the_way_out_is_told(monkeypatch, capsys, command):
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *command])
+    assert ended.value.code == 1
+    assert "tokenizers and transformers not found: pip install 'kt-kernel[engine]'" in capsys.readouterr().err
 
 
 def test_a_part_that_is_unknown(capsys):

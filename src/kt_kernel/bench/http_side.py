@@ -1,5 +1,6 @@
 """`kt run` as a process of its own, asked over HTTP with streams, as its users do."""
 
+import atexit
 import http.client
 import json
 import re
@@ -26,8 +27,8 @@ class HttpSide:
         options = {"port": 0, "method": method, "threads": threads, "slots": slots, "context": context, "grace": 0}
         arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = [sys.executable, "-c", _START, "run", path, "--quiet", *arguments]
-        # It ends with us: nobody else would stop it.
         self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        atexit.register(self.close)  # nobody else would stop it
         for line in self._server.stdout:
             if found := re.search(r"API\s+http://([^/]+)/v1", line):
                 self._address = found[1]

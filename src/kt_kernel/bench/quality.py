@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kt_kernel import __cpu_variant__
 from kt_kernel.bench.client import Client
-from kt_kernel.bench.errors import BenchError
+from kt_kernel.bench.errors import BenchError, need_engine
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings
 from kt_kernel.demo.copies import GGUF_TYPES
@@ -43,6 +43,7 @@ CASES = (
 
 
 def measure_quality(cases: list[Case], findings: Findings, progress: Progress, tokens: int | None = None) -> None:
+    need_engine()
     with Client("quality") as side:
         progress.say("the dense model, f32")
         dense = side.call("dense", tokens=tokens)

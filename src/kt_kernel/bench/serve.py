@@ -16,7 +16,7 @@ from typing import TypeVar
 import kt_kernel
 from kt_kernel.bench import llamacpp_build, machine, synthetic
 from kt_kernel.bench.client import Client
-from kt_kernel.bench.errors import BenchError, SideError
+from kt_kernel.bench.errors import BenchError, SideError, need_engine
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings
 
@@ -55,9 +55,13 @@ class ServeSettings:
 
 
 def measure_serve(settings: ServeSettings, findings: Findings, progress: Progress) -> None:
-    from kt_kernel.demo import demo_model
+    from kt_kernel.demo import DemoError, demo_model
 
-    demo = demo_model()
+    need_engine()
+    try:
+        demo = demo_model(say=progress.say)
+    except DemoError as error:
+        raise BenchError(str(error)) from None
     measures: dict[str, Callable] = {"demo": _demo, "http": _http, "overhead": _overhead, "large": _large}
     for part in settings.parts:
         progress.say(part)
