@@ -104,7 +104,7 @@ class Decoder {
   struct Buffers {
     uint16_t *x, *q, *k, *v, *mixed;        // [batch][hidden], [batch][heads * head_dim], ...
     float *gate, *up;                       // [batch][mlp_pitch]
-    float *router, *scalar, *scales;        // [batch][experts], [batch], [batch]
+    float *router, *scalar;                 // [batch][experts], [batch]
     int32_t* ids;                           // [batch][top_k]
     float* weights;                         // [batch][top_k]
     float *parts, *most, *sum;              // [batch][kv_heads][kMaxParts][query heads], parts with head_dim each

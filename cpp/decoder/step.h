@@ -22,8 +22,8 @@ enum DecodePhase : int {
 };
 
 // Attention over more keys than kSplitKeys is cut into parts of equal length, at most kMaxParts, which are computed
-// side by side and merged in order. Where it is cut depends on the number of keys alone. 128 keys of 128 elements take
-// 5 us, several times what handing out a task takes.
+// side by side and merged in order. Where it is cut depends on the number of keys alone. 128 keys take 8 heads of 128
+// elements 11 us (one core of Zen 4), many times what handing out a task takes.
 constexpr int kSplitKeys = 128;
 constexpr int kMaxParts = 32;
 
