@@ -216,11 +216,16 @@ class TestErrors:
             write(tmp_path, Experts(SHAPE), extra=extra), r"'blk\.3\.ffn_down_exps\.scale': experts have 'scale'"
         )
 
-    @pytest.mark.parametrize("architecture", ["grok", "gemma4", "smallthinker"])
+    @pytest.mark.parametrize("architecture", ["nomic-bert-moe", "smallthinker"])
     def test_other_activations(self, architecture, tmp_path):
         path = write(tmp_path, Experts(SHAPE), architecture=architecture)
-        self.refused(path, rf"experts of {architecture} use \w+; layers compute silu and swigluoai only")
+        self.refused(path, rf"experts of {architecture} use \w+; layers compute silu, swigluoai, gelu_tanh only")
         assert choose_traits(str(path), LAYER, None, None, 0.0, 0.0).activation is None
+
+    @pytest.mark.parametrize("architecture", ["grok", "gemma4"])
+    def test_gelu_is_found(self, architecture, tmp_path):
+        path = write(tmp_path, Experts(SHAPE), architecture=architecture)
+        assert choose_traits(str(path), LAYER, None, None, 0.0, 0.0).activation == "gelu_tanh"
 
     def test_what_the_core_says_gets_a_name(self, tmp_path):
         experts = Experts(SHAPE)

@@ -141,7 +141,7 @@ class TestTensors:
             load_layer_from_tensors(layer, "AMXINT8", gate, down, down)
         with pytest.raises(ValueError, match=r"down_proj has shape \[3, 72, 130\]"):
             load_layer_from_tensors(layer, "AMXINT8", gate, up, down[:3])
-        with pytest.raises(ValueError, match=r"gate_proj has shape \[\]"):
+        with pytest.raises(ValueError, match="gate is missing"):
             load_layer_from_tensors(layer, "AMXINT8", None, up, down)
         with pytest.raises(TypeError, match="gate_proj holds int32; weights must be bf16, f16 or f32"):
             load_layer_from_tensors(layer, "AMXINT8", gate.astype(np.int32), up, down)
