@@ -34,7 +34,7 @@ test-cpp: $(VENV)/.built  ## C++ tests
 	ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS)
 
 test-python: $(VENV)/.built  ## Python tests: make test-python ARGS="-k variant"
-	pytest $(ARGS)
+	pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-isolation: $(VENV)/.built  ## object code: nothing above the baseline outside the ISA objects
 	python tools/check_isolation.py $(BUILD)

@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -15,11 +16,8 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, m
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 
-_ERRORS = pytest.StashKey[dict]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_ERRORS] = {}
+_ERRORS = "measured_errors"
+_errors: dict[tuple[str, str], tuple[float, float]] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,14 +53,23 @@ def demo_path() -> Path:
     return demo_model()
 
 
-@pytest.fixture(scope="session")
-def measured_errors(pytestconfig) -> dict[tuple[str, str], tuple[float, float]]:
+@pytest.fixture
+def measured_errors(request) -> Iterator[dict[tuple[str, str], tuple[float, float]]]:
     """(variant, format) -> errors against decoded and original weights, printed at the end of the run."""
-    return pytestconfig.stash[_ERRORS]
+    errors = {}
+    yield errors
+    # Tests may run in several processes; their reports come to the one that prints.
+    request.node.user_properties.append((_ERRORS, [[*key, *map(float, value)] for key, value in errors.items()]))
 
 
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    errors = config.stash[_ERRORS]
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for name, rows in report.user_properties if report.when == "teardown" else ():
+        if name == _ERRORS:
+            _errors.update({(variant, name): (decoded, original) for variant, name, decoded, original in rows})
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    errors = _errors
     if not errors:
         return
     write = terminalreporter.write_line

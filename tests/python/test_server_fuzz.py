@@ -148,9 +148,15 @@ KINDS = (
 
 
 def exchange(port: int, request: bytes) -> bytes:
+    """The server may answer and close before it has read everything; a reset then takes an answer away that was not
+    read yet, so there is a second try.
+    """
+    return _exchange(port, request) or _exchange(port, request)
+
+
+def _exchange(port: int, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         answer = b""
-        # The server may answer and close before it has everything.
         with contextlib.suppress(OSError):
             connection.sendall(request)
         with contextlib.suppress(ConnectionResetError):
