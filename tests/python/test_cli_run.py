@@ -67,6 +67,8 @@ def test_wrong_usage(capsys):
     assert "--port" in one_line(capsys)
     assert kt("demo", "--threads", "100000") == 2
     assert "--threads" in one_line(capsys)
+    assert kt("demo", "--linears", "int3") == 2
+    assert "'int3' is not one of auto, bf16, int8" in one_line(capsys)
 
 
 def test_what_is_no_model(capsys, tmp_path):
@@ -100,6 +102,7 @@ def test_what_is_looked_for_is_what_the_extra_installs():
 
 def test_options_reach_the_engine_and_the_server(capsys, started, tmp_path):
     given = {"port": 0, "slots": 3, "context": 100, "threads": 1, "method": "BF16", "max-queue": 7, "name": "mine"}
+    given["linears"] = "torch"
     given |= {"api-key": "k", "max-tokens": 9, "grace": 4}
     arguments = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     arguments += ["--cors", "https://a.example", "--cors", "https://b.example", "--strict-model"]
@@ -107,6 +110,7 @@ def test_options_reach_the_engine_and_the_server(capsys, started, tmp_path):
     assert started["path"] == str(tmp_path)
     engine = {name: started[name] for name in ("name", "slots", "context", "threads", "method", "max_queue")}
     assert engine == {"name": "mine", "slots": 3, "context": 100, "threads": 1, "method": "BF16", "max_queue": 7}
+    assert started["linears"] is None
     settings = started["settings"]
     assert (settings.api_key, settings.cors) == ("k", ("https://a.example", "https://b.example"))
     assert settings.limits.in_flight > 7

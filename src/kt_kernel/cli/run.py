@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 _NEEDED = ("h11", "jinja2", "msgspec", "starlette", "transformers", "uvicorn")  # the extra; a test compares
+_LINEARS = ("auto", "bf16", "int8", "int4", "int4g", "torch")  # torch: not packed
 _LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 # What a model or a setting that does not fit raises; anything else is a fault of ours and keeps its traceback.
 _EXPECTED = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
@@ -47,6 +48,7 @@ Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Worker threads (default: one for each physical core).")
 ]
 Method = Annotated[str, typer.Option("--method", "-m", help="How experts are packed: auto, BF16, AMXINT8, INT4G, ...")]
+Linears = Annotated[str, typer.Option("--linears", help=f"How all other matrices are packed: {', '.join(_LINEARS)}.")]
 MaxQueue = Annotated[int, typer.Option("--max-queue", min=0, help="Requests that may wait; more get 429.")]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", min=1, help="Longest answer (default: up to the context).")
@@ -79,6 +81,7 @@ def run(
     context: Context = None,
     threads: Threads = None,
     method: Method = "auto",
+    linears: Linears = "auto",
     max_queue: MaxQueue = 256,
     max_tokens: MaxTokens = None,
     name: Name = None,
@@ -96,6 +99,8 @@ def run(
     """
     _check_extras()
     threads = options.check_threads(threads)
+    if linears not in _LINEARS:
+        raise typer.BadParameter(f"'{linears}' is not one of {', '.join(_LINEARS)}", param_hint="--linears")
     api_key = api_key or env.api_key()
     _start_logging(quiet)
     bound = None
@@ -111,6 +116,7 @@ def run(
             "context": context,
             "threads": threads,
             "method": method,
+            "linears": None if linears == "torch" else linears,
             "max_queue": max_queue,
             "trust_remote_code": trust_remote_code,
         }
