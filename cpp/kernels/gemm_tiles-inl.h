@@ -5,9 +5,9 @@
 //   - depth slab (2 KB of every row): the rows' slab is gathered once into L2, the slab of two panels decoded once;
 //   - then two panels, then depth steps as long as one activation scale allows, so that c is touched as rarely as
 //     possible, then all rows (two blocks of rows at a time instead: dsv3 13.3 against 14.9 TOPS);
-//   - rows are loaded past L1, so that the panels of a step, which all rows read, stay there: with both in turns an
-//   idle
-//     core does 2.9 TOPS, so 3.7, from registers 4.9; 8 cores 20.0, 24.8 and 38.3; 16 hardware threads 32, 38 and 71;
+//   - int8 rows are loaded past L1, so that the panels of a step (32 KB), which all rows read, stay there. With both in
+//     turns an idle core does 2.9 TOPS, so 3.7, from registers 4.9; 8 cores 20.0, 24.8 and 38.3; 16 hardware threads
+//     32, 38 and 71; on a busy host there is no difference. Panels of bf16 are larger than L1 in any case;
 //   - the sums of one block are added to c while the tiles of the next one run (int8), a part after each tile step;
 //   - the next two panels are prefetched from memory meanwhile.
 #pragma once
@@ -80,12 +80,21 @@ KT_INLINE void tile_dot() {
   }
 }
 
-template <class Tiles>
+template <class Tiles, bool kInt, int T>
+KT_INLINE void load_rows(const uint8_t* a, size_t pitch) {
+  if constexpr (kInt) {
+    Tiles::template load_once<T>(a, pitch);
+  } else {
+    Tiles::template load<T>(a, pitch);
+  }
+}
+
+template <class Tiles, bool kInt>
 KT_INLINE void load_operands(const uint8_t* a, size_t a_pitch, const uint8_t* b0, const uint8_t* b1) {
-  Tiles::template load_once<4>(a, a_pitch);
+  load_rows<Tiles, kInt, 4>(a, a_pitch);
   Tiles::template load<6>(b0, kLineBytes);
   Tiles::template load<7>(b1, kLineBytes);
-  Tiles::template load_once<5>(a + kTileRows * a_pitch, a_pitch);
+  load_rows<Tiles, kInt, 5>(a + kTileRows * a_pitch, a_pitch);
 }
 
 // Tiles 0..3 += A (tiles 4, 5) x B (tiles 6, 7), which hold the first operands already. M, N: 1 or 2 tiles of rows and
@@ -103,12 +112,12 @@ KT_INLINE void tile_product(const TileBlock& block, Between between) {
     b1 = last ? block.next_b[1] : b1 + kTileBytes;
     tile_dot<Tiles, kInt, 0, 4, 6>();
     if constexpr (N == 2) tile_dot<Tiles, kInt, 1, 4, 7>();
-    Tiles::template load_once<4>(a, block.a_pitch);
+    load_rows<Tiles, kInt, 4>(a, block.a_pitch);
     if constexpr (M == 2) tile_dot<Tiles, kInt, 2, 5, 6>();
     Tiles::template load<6>(b0, kLineBytes);
     if constexpr (M == 2 && N == 2) tile_dot<Tiles, kInt, 3, 5, 7>();
     Tiles::template load<7>(b1, kLineBytes);
-    Tiles::template load_once<5>(a + kTileRows * block.a_pitch, block.a_pitch);
+    load_rows<Tiles, kInt, 5>(a + kTileRows * block.a_pitch, block.a_pitch);
     between(s);
   }
 }
@@ -336,7 +345,7 @@ KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, in
     for (int j = 0; j < 2; ++j) t.next_b[j] = b[j] + static_cast<size_t>(k) * kPanelRows * Core::kElementBytes;
   };
   place(0, 0);
-  load_operands<Tiles>(t.next_a, t.a_pitch, t.next_b[0], t.next_b[1]);
+  load_operands<Tiles, Core::kInt>(t.next_a, t.a_pitch, t.next_b[0], t.next_b[1]);
   for (int k = 0; k < kc; k += step) {
     t.tile_steps = (kc - k < step ? kc - k : step) / Core::kTileDepth;
     t.first = k0 + k == 0;
