@@ -13,6 +13,7 @@ import numpy as np
 from kt_kernel.bench import gguf_blocks
 from kt_kernel.bench.batch import Batch, from_float, gguf_weights, to_float
 from kt_kernel.bench.llamacpp_build import LAYER
+from kt_kernel.bench.llamacpp_library import LlamaCppLibrary
 from kt_kernel.bench.shapes import Shape
 from kt_kernel.bench.timing import sample
 
@@ -23,7 +24,7 @@ class LlamaCpp:
     """Answers the requests of ``client``; every public method is one."""
 
     def __init__(self, folder: str, module: str):
-        self._library = ctypes.CDLL(str(Path(folder) / LAYER))
+        self._call = LlamaCppLibrary(Path(folder) / LAYER).call
         self._module = module
         self._threads: int | None = None
         self._held: tuple | None = None
@@ -116,10 +117,3 @@ class LlamaCpp:
     def _forward(self, layout: int, call: int) -> None:
         ids = self._addresses[call % len(self._addresses)]
         self._call("forward", ctypes.c_int(layout), ctypes.c_int64(call), ids)
-
-    def _call(self, name: str, *arguments) -> None:
-        function = getattr(self._library, f"kt_{name}")
-        function.restype = ctypes.c_char_p
-        error = function(*arguments)
-        if error is not None:
-            raise RuntimeError(error.decode())

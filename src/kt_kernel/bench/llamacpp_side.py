@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kt_kernel.bench.llamacpp_build import MODEL
+from kt_kernel.bench.llamacpp_library import LlamaCppLibrary
 from kt_kernel.bench.prompts import prompt
 
 
@@ -16,7 +17,7 @@ class LlamaCppSide:
     def __init__(self, folder: str, module: str):
         self._folder = Path(folder)
         self._module = self._folder / f"libggml-cpu-{module}.so"
-        self._library = ctypes.CDLL(str(self._folder / MODEL))
+        self._call = LlamaCppLibrary(self._folder / MODEL).call
         self._vocabulary = 0
 
     def open(self, path: str, vocabulary: int, threads: int, sequences: int, context: int, batch: int) -> dict:
@@ -61,10 +62,3 @@ class LlamaCppSide:
         addresses = ctypes.c_void_p(held.ctypes.data), ctypes.c_void_p(following.ctypes.data)
         self._call("prefill", ctypes.c_int(sequence), addresses[0], ctypes.c_int(len(held)), addresses[1])
         return int(following[0])
-
-    def _call(self, name: str, *arguments) -> None:
-        function = getattr(self._library, f"kt_{name}")
-        function.restype = ctypes.c_char_p
-        error = function(*arguments)
-        if error is not None:
-            raise RuntimeError(error.decode())
