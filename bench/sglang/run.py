@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import signal
 import statistics
 import subprocess
 import sys
@@ -132,7 +131,12 @@ class Run:
 
     def _bring_up(self, row: Row) -> Engine | None:
         start = time.monotonic()
-        engine = Engine(self._places[row.place], self._options(row), self._log(row), **self._variables(row))
+        engine = Engine(
+            self._places[row.place],
+            self._options(row),
+            self._log(row),
+            **plugin_variables(row, self._places[row.place], self._given.device),
+        )
         try:
             about = engine.wait_until_up(min(self._given.start_seconds, self._left()))
             self._keep(row, status="up", about=about, start_seconds=round(time.monotonic() - start, 1))
@@ -158,11 +162,16 @@ class Run:
             self._keep(row, together=together, status="ok" if ok and together["ok"] else "failed")
 
     def _serve(self, row: Row) -> None:
-        server = http.Server(self._places[row.place], self._options(row), self._log(row), **self._variables(row))
+        server = http.Server(
+            self._places[row.place],
+            self._options(row),
+            self._log(row),
+            **plugin_variables(row, self._places[row.place], self._given.device),
+        )
         try:
             server.wait_until_up(min(self._given.start_seconds, self._left()))
             requests = http.check_requests(server, self._reference())
-            end = http.check_end(server, signal.Signals[row.ends])
+            end = http.check_end(server, row.ends)
         finally:
             server.kill()
         self._keep(row, requests=requests, end=end, status="ok" if requests["ok"] and end["ok"] else "failed")
@@ -211,16 +220,6 @@ class Run:
     def _options(self, row: Row) -> dict:
         return row.engine_options(str(self._model(row.model)), str(self._weights(row)), self._given.device)
 
-    def _variables(self, row: Row) -> dict[str, str]:
-        """Folders of plugins that a row needs come before what the place has on its path."""
-        folders = [str(HERE / "fault")] * ("KT_FAULT_DROP_EXPERT" in row.variables)
-        more = dict(row.variables)
-        if self._given.device == "cpu":
-            folders.append(str(HERE / "cpu_shim"))
-            more |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-        path = self._places[row.place].environment().get("PYTHONPATH")
-        return {**more, "PYTHONPATH": os.pathsep.join([*folders, *([path] if path else [])])}
-
     def _log(self, row: Row) -> Path:
         return self._given.logs / f"{row.name.replace(' ', '-').replace(',', '')}.log"
 
@@ -257,6 +256,17 @@ class Run:
 
     def failed(self) -> list[str]:
         return [name for name, found in self._found.items() if found.get("status") == "failed"]
+
+
+def plugin_variables(row: Row, place: Place, device: str) -> dict[str, str]:
+    """Folders of plugins that a row needs come before what the place has on its path."""
+    folders = [str(HERE / "fault")] * ("KT_FAULT_DROP_EXPERT" in row.variables)
+    more = dict(row.variables)
+    if device == "cpu":
+        folders.append(str(HERE / "cpu_shim"))
+        more |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    path = place.environment().get("PYTHONPATH")
+    return {**more, "PYTHONPATH": os.pathsep.join([*folders, *([path] if path else [])])}
 
 
 def _end(engine: Engine) -> None:

@@ -112,14 +112,14 @@ def check_requests(server: Server, rows: list[dict]) -> dict:
     return {"ok": not wrong, "wrong": wrong}
 
 
-def check_end(server: Server, number: signal.Signals) -> dict:
-    """A signal to the server's first process, in the middle of a request: no process and no shared memory stays."""
+def check_end(server: Server, name: str) -> dict:
+    """A signal, by name, to the first process, in the middle of a request: no process and no shared memory stays."""
     body = {"input_ids": [1, 2, 3], "sampling_params": _greedy(_LONG)}
     with server._connection() as connection:
         connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
         time.sleep(0.3)
         shared = shared_memory(server.members())
-        os.kill(server.popen.pid, number)
+        os.kill(server.popen.pid, signal.Signals[name])
         left = server.wait_for_end()
     kept = sorted(name for name in shared if Path(name).exists())
     wrong = [f"processes still run: {left}"] * bool(left) + [f"shared memory stays: {kept}"] * bool(kept)
