@@ -65,10 +65,12 @@ class Run:
         log = self._given.logs / f"{name}-{words[-1]}.log"
         with open(log, "w") as file:
             limit = max(1, self._left())
-            done = subprocess.run(command, env=where.environment(), stdout=file, stderr=file, timeout=limit)
-        if done.returncode != 0:
-            lines = log.read_text().strip().splitlines() or ["no output"]
-            self._note(f"{name} {words[-1]} failed: {lines[-1]}")
+            variables = where.environment(**plugin_variables(where, self._given.device))
+            try:
+                subprocess.run(command, env=variables, stdout=file, stderr=file, timeout=limit, check=True)
+            except subprocess.SubprocessError:
+                lines = log.read_text().strip().splitlines() or ["no output"]
+                self._note(f"{name} {words[-1]} failed: {lines[-1]}")
 
     def _model(self, model: str) -> Path:
         return self._given.work / model
@@ -111,7 +113,7 @@ class Run:
             return None
         try:
             return self._serve(row) if row.ends else self._bring_up(row)
-        except (EngineError, OSError, KeyError, ValueError) as error:
+        except Exception as error:  # of one row; the others go on
             self._keep(row, status="failed", reason=f"{type(error).__name__}: {error}")
             return None
 
@@ -135,7 +137,7 @@ class Run:
             self._places[row.place],
             self._options(row),
             self._log(row),
-            **plugin_variables(row, self._places[row.place], self._given.device),
+            **plugin_variables(self._places[row.place], self._given.device, row),
         )
         try:
             about = engine.wait_until_up(min(self._given.start_seconds, self._left()))
@@ -166,7 +168,7 @@ class Run:
             self._places[row.place],
             self._options(row),
             self._log(row),
-            **plugin_variables(row, self._places[row.place], self._given.device),
+            **plugin_variables(self._places[row.place], self._given.device, row),
         )
         try:
             server.wait_until_up(min(self._given.start_seconds, self._left()))
@@ -258,10 +260,10 @@ class Run:
         return [name for name, found in self._found.items() if found.get("status") == "failed"]
 
 
-def plugin_variables(row: Row, place: Place, device: str) -> dict[str, str]:
-    """Folders of plugins that a row needs come before what the place has on its path."""
-    folders = [str(HERE / "fault")] * ("KT_FAULT_DROP_EXPERT" in row.variables)
-    more = dict(row.variables)
+def plugin_variables(place: Place, device: str, row: Row | None = None) -> dict[str, str]:
+    """Folders of plugins that are needed come before what the place has on its path."""
+    more = dict(row.variables) if row else {}
+    folders = [str(HERE / "fault")] * ("KT_FAULT_DROP_EXPERT" in more)
     if device == "cpu":
         folders.append(str(HERE / "cpu_shim"))
         more |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}

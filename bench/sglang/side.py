@@ -7,6 +7,7 @@ Only this file imports sglang, so whatever engine and kt_kernel the process find
 
 import asyncio
 import gzip
+import inspect
 import json
 import os
 import random
@@ -26,11 +27,9 @@ _GPU_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
 def engine_arguments(given: dict) -> dict:
-    import dataclasses
-
     from sglang.srt.server_args import ServerArgs
 
-    known = {field.name for field in dataclasses.fields(ServerArgs)}
+    known = inspect.signature(ServerArgs).parameters
     named = {name if name in known else FORK_NAMES.get(name, name): value for name, value in given.items()}
     return {name: value for name, value in named.items() if name in known or name not in STOCK_ONLY}
 

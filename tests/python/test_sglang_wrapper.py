@@ -31,6 +31,15 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Those of torch and those of our pool would wait for each other, five times as long as the tests need."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def engine(monkeypatch, checkpoint):
     """(release, options of the server) -> its layers."""

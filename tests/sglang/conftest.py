@@ -14,6 +14,7 @@ PYTHON = ROOT / ".venv-sglang/bin/python"
 sys.path.insert(0, str(HARNESS))
 
 from engines import Place  # noqa: E402
+from run import plugin_variables  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +31,8 @@ def tiny(place, tmp_path_factory) -> Path:
     """The tiny model and its reference."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     for what in ("tiny", "reference"):
-        subprocess.run([place.python, HARNESS / "models.py", folder, what], check=True)
+        variables = place.environment(**plugin_variables(place, "cpu"))
+        subprocess.run([place.python, HARNESS / "models.py", folder, what], env=variables, check=True)
     return folder
 
 
