@@ -66,7 +66,6 @@ class _Method:
         self.gpu_method.create_weights(layer=layer, num_experts=self.residents.count, **self.weight_arguments)
         if self.tp_rank == 0 and self.residents.count < num_experts:
             self.wrapper = self._make_wrapper(layer, num_experts, hidden_size)
-        self.plan.methods.append(self)
 
     def _refuse(self, layer: torch.nn.Module) -> None:
         if getattr(layer, "moe_ep_size", 1) > 1:
@@ -149,8 +148,7 @@ class _Method:
         x, topk = dispatch_output.hidden_states, dispatch_output.topk_output
         if self._prefill is not None and self._prefill.takes(x.shape[0]):
             combined = self._prefill.apply(self, layer, dispatch_output)
-            if self is self.plan.methods[-1]:
-                self._prefill.end_of_model()
+            self.plan.end_of_layer(self)
             return combined
         stream = self._submit(x, topk)
         output = None

@@ -18,7 +18,8 @@ class ModelPlan:
     def __init__(self, server_args: Any):
         self.server_args = server_args
         self.options: Options = getattr(server_args, "_kt_options", DEFAULTS)
-        self.methods: list[Any] = []  # of all layers of this process, in their order
+        self.moved: list[tuple[Any, torch.Tensor]] = []  # methods, and their residents of which the CPU has not heard
+        self._last_streamed: Any = None  # the method of the last layer that long prompts are streamed for
         fields = engine.text_config(server_args)
         self.num_layers = next((fields[name] for name in FIELD_NAMES["num_layers"] if fields.get(name)), 0)
         if not self.num_layers:
@@ -80,7 +81,18 @@ class ModelPlan:
             if reason:
                 engine.log.warning(f"{flag('kt_gpu_prefill_token_threshold')} is left out: {reason}")
             self._prefills[key] = made
-        return self._prefills[key]
+        found = self._prefills[key]
+        last = self._last_streamed
+        if found is not None and (last is None or method.kt_config.layer_idx > last.kt_config.layer_idx):
+            self._last_streamed = method
+        return found
+
+    def end_of_layer(self, method: Any) -> None:
+        """After the last layer of a long prompt masks of the CPU follow; the next call reads them."""
+        if method is self._last_streamed:
+            moved, self.moved = self.moved, []
+            for mover, ids in moved:
+                mover.move_residents(ids.tolist())  # waits for the GPU, which then has done all calls before
 
 
 _plan: ModelPlan | None = None

@@ -165,7 +165,6 @@ class LayerwisePrefill:
         self.weights, self.threshold, self.dynamic = weights, threshold, dynamic
         self._ring = ring
         self._queue = CudaQueue(weights.device) if weights.device.type == "cuda" else HostQueue()
-        self._moved: list[tuple[Any, torch.Tensor]] = []  # methods whose CPU does not know their residents yet
 
     def takes(self, tokens: int) -> bool:
         return tokens >= self.threshold and not self._queue.is_capturing()
@@ -224,13 +223,7 @@ class LayerwisePrefill:
         for name in self.weights.names:
             torch.index_select(rows(getattr(self.weights.layer, name)), 0, ids, out=rows(getattr(layer, name)))
         method.residents.move(ids)
-        self._moved.append((method, ids))
-
-    def end_of_model(self) -> None:
-        """The last layer is on its way: masks of the CPU follow, which the next call reads."""
-        moved, self._moved = self._moved, []
-        for method, ids in moved:
-            method.move_residents(ids.tolist())  # waits for the GPU, which then has done all calls before
+        method.plan.moved.append((method, ids))
 
 
 class _PlainCopies:
