@@ -1,5 +1,6 @@
 """The ring that experts go through to the GPUs of all ranks: one process, and two that share memory."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -25,27 +26,20 @@ class Writer:
     """Fills slots as the CPU's kernels do, when it is waited for."""
 
     def __init__(self, ring: HostRing, sizes):
-        self._ring, self._sizes, self._under_way = ring, sizes, None
+        self._ring, self._sizes, self._under_way = ring, sizes, {}
 
     def write(self, expert: int, slot: int) -> None:
-        assert self._under_way is None
-        self._under_way = (expert, slot)
+        assert slot not in self._under_way
+        self._under_way[slot] = expert
 
     def wait(self) -> None:
-        expert, slot = self._under_way
-        self._under_way = None
-        for part in range(PARTS):
-            for rank, address in enumerate(self._ring.addresses(slot, part)):
-                size = self._sizes[rank][part]
-                data = torch.tensor(content(expert, rank, part, size), dtype=torch.uint8)
-                if size:
-                    torch_from(address, size).copy_(data)
-
-
-def torch_from(address: int, size: int):
-    import ctypes
-
-    return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+        for slot, expert in self._under_way.items():
+            for part in range(PARTS):
+                for rank, address in enumerate(self._ring.addresses(slot, part)):
+                    if size := self._sizes[rank][part]:
+                        memory = (ctypes.c_uint8 * size).from_address(address)
+                        memory[:] = content(expert, rank, part, size)
+        self._under_way = {}
 
 
 class Reader:

@@ -32,9 +32,17 @@ class Experts(OwnExperts):
 
 
 class FlippedExperts(Experts):
-    """Laid out otherwise after loading, as Marlin's weights are."""
+    """Laid out otherwise after loading, once, as Marlin's weights are; what is only needed before is dropped."""
+
+    def create_weights(self, layer, num_experts, *args, **named) -> None:
+        super().create_weights(layer, num_experts, *args, **named)
+        layer.order = torch.nn.Parameter(torch.zeros(num_experts, 5), requires_grad=False)
 
     def process_weights_after_loading(self, layer) -> None:
+        if getattr(layer, "is_converted", False):
+            return
+        layer.is_converted = True
+        layer.order = torch.nn.Parameter(torch.zeros(layer.order.shape[0], 0), requires_grad=False)
         for name in ("w13_weight", "w2_weight"):
             param = getattr(layer, name)
             param.data = param.data.flip(-1).contiguous()
