@@ -23,23 +23,23 @@ def content(expert: int, rank: int, part: int, size: int) -> list[int]:
 
 
 class Writer:
-    """Fills slots as the CPU's kernels do, when it is waited for."""
+    """Fills slots as the CPU's kernels do, as late as it may."""
 
     def __init__(self, ring: HostRing, sizes):
-        self._ring, self._sizes, self._under_way = ring, sizes, {}
+        self._ring, self._sizes, self.under_way = ring, sizes, {}
 
     def write(self, expert: int, slot: int) -> None:
-        assert slot not in self._under_way
-        self._under_way[slot] = expert
+        assert slot not in self.under_way
+        self.under_way[slot] = expert
 
-    def wait(self) -> None:
-        for slot, expert in self._under_way.items():
+    def wait(self, newer: int) -> None:
+        for slot in list(self.under_way)[: len(self.under_way) - newer]:
+            expert = self.under_way.pop(slot)
             for part in range(PARTS):
                 for rank, address in enumerate(self._ring.addresses(slot, part)):
                     if size := self._sizes[rank][part]:
                         memory = (ctypes.c_uint8 * size).from_address(address)
                         memory[:] = content(expert, rank, part, size)
-        self._under_way = {}
 
 
 class Reader:
@@ -64,10 +64,27 @@ def test_one_rank(experts):
     ring = HostRing(SIZES[:1], 0, 4, CPU)
     writer, reader = Writer(ring, SIZES[:1]), Reader(ring)
     for start in (0, 100):  # twice: slots go on where they were
-        ring.stream(range(start, start + experts), writer.write, writer.wait, reader)
+        ring.stream(None, range(start, start + experts), writer.write, writer.wait, reader)
     reader.finish()
     for expert in [*range(experts), *range(100, 100 + experts)]:
         assert reader.got[expert] == [content(expert, 0, part, SIZES[0][part]) for part in range(PARTS)]
+
+
+def test_what_was_begun_goes_on_or_is_passed_over():
+    ring = HostRing(SIZES[:1], 0, 4, CPU)
+    writer, reader = Writer(ring, SIZES[:1]), Reader(ring)
+    ring.stream(None, range(3), writer.write, writer.wait, reader)
+    ring.begin(None, range(10, 16), writer.write)
+    assert len(writer.under_way) == 2
+    ring.stream(None, range(10, 16), writer.write, writer.wait, reader)
+    ring.begin(None, range(20, 26), writer.write)  # the call that it is for does not come
+    ring.stream(None, range(30, 35), writer.write, writer.wait, reader)
+    ring.begin("another", range(40, 41), writer.write)
+    ring.stream(None, range(40, 41), writer.write, writer.wait, reader)
+    reader.finish()
+    assert sorted(reader.got) == [0, 1, 2, *range(10, 16), *range(30, 35), 40]
+    for expert, parts in reader.got.items():
+        assert parts == [content(expert, 0, part, SIZES[0][part]) for part in range(PARTS)]
 
 
 def test_parts_do_not_touch():
@@ -102,8 +119,9 @@ def second_rank(pipe, mode: str) -> None:
         return
     reader = Reader(ring)
     try:
-        for _ in range(2):
-            ring.stream(range(9), None, None, reader)
+        ring.stream(None, range(9), None, None, reader)
+        ring.begin(None, range(9), None)
+        ring.stream(None, range(9), None, None, reader)
         reader.finish()
         pipe.send(reader.got)
     except RuntimeError as error:
@@ -134,8 +152,9 @@ def test_two_ranks_get_their_parts(peer):
     pipe, _ = peer("copy")
     ring = HostRing(SIZES, 0, 2, CPU, exchange_by(pipe, 0))
     writer, reader = Writer(ring, SIZES), Reader(ring)
-    for _ in range(2):
-        ring.stream(range(9), writer.write, writer.wait, reader)
+    ring.stream(None, range(9), writer.write, writer.wait, reader)
+    ring.begin(None, range(9), writer.write)
+    ring.stream(None, range(9), writer.write, writer.wait, reader)
     reader.finish()
     for rank, got in enumerate((reader.got, pipe.recv())):
         for expert in range(9):
@@ -150,7 +169,7 @@ def test_an_error_of_the_writer_reaches_the_others(peer):
         raise ValueError("expert 0 has no weights")
 
     with pytest.raises(ValueError, match="expert 0 has no weights"):
-        ring.stream(range(9), fail, lambda: None, Reader(ring))
+        ring.stream(None, range(9), fail, lambda _: None, Reader(ring))
     assert pipe.recv() == "rank 0 could not write an expert; its log says why"
 
 
@@ -162,5 +181,5 @@ def test_a_rank_that_is_gone_is_waited_for_only_so_long(peer, monkeypatch):
     os.kill(pid, signal.SIGKILL)
     writer = Writer(ring, SIZES)
     with pytest.raises(TimeoutError, match="for rank 1, which copies experts: it is at 0 and not at 1"):
-        ring.stream(range(9), writer.write, writer.wait, Reader(ring))
+        ring.stream(None, range(9), writer.write, writer.wait, Reader(ring))
     assert set(Path("/dev/shm").iterdir()) <= before

@@ -240,8 +240,8 @@ class TestLongPrompts:
     @pytest.mark.parametrize("experts", [Experts, FlippedExperts, TransposedExperts])
     def test_are_computed_by_the_engine_alone(self, model, release, experts):
         for layer in model(STREAMED, release, experts=experts, kt_num_gpu_experts=3):
-            assert layer.method._prefill is not None
-            assert layer.method._prefill.weights.laid_out == (experts is not Experts)
+            assert layer.method.prefill is not None
+            assert layer.method.prefill.weights.laid_out == (experts is not Experts)
             assert layer.error(*tokens(LONG - 1)) < LIMIT  # both sides
             layer.method.wrapper.submit_forward = None  # the CPU may not be asked
             for count in (LONG, 3 * LONG):
@@ -260,7 +260,7 @@ class TestLongPrompts:
         assert (
             caplog.text.count("--kt-gpu-prefill-token-threshold is left out: --kt-method AMXINT8 keeps experts in") == 1
         )
-        assert layers[0].method._prefill is None
+        assert layers[0].method.prefill is None
         assert layers[0].error(*tokens(LONG)) < 0.03
 
     def test_weights_of_other_sizes(self, model, caplog):
@@ -273,7 +273,7 @@ class TestLongPrompts:
                     )
 
         layers = model(STREAMED, experts=Padded)
-        assert layers[0].method._prefill is None
+        assert layers[0].method.prefill is None
         assert "w2_weight has 131072 bytes for an expert on the GPU, and --kt-method sends 49152" in caplog.text
 
 

@@ -8,11 +8,12 @@ What ranks tell each other are counters in the first rank's memfd, each in a cac
 process only: how many experts are written, and how many each rank has copied.
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -35,10 +36,11 @@ class HostRing:
         exchange: Callable[[object], list] | None = None,
     ):
         self.depth, self.rank, self.ranks = depth, rank, len(part_bytes)
-        self._group = max(1, depth // 2)
         self._layouts = [_Layout(sizes, depth) for sizes in part_bytes]
         self._passed = 0  # experts that went through
+        self._ahead = max(1, depth // 2)
         self._ends: dict[int, Callable[[], None]] = {}  # of copies that nobody has waited for, by number
+        self._begun: tuple[object, list[int], int] = (None, [], 0)  # whose experts, which, how many are on the queue
         self._memory: list[torch.Tensor] = []  # of each rank that is mapped here
         self._counters: ctypes.Array | None = None
         own = self._layouts[rank].bytes
@@ -62,37 +64,69 @@ class HostRing:
 
     def stream(
         self,
+        owner: object,
         experts: Sequence[int],
         write: Callable[[int, int], None] | None,
-        wait_written: Callable[[], None] | None,
+        wait_written: Callable[[int], None] | None,
         copy: Callable[[int, int], Callable[[], None]],
     ) -> None:
-        """Takes all `experts` through the ring.
+        """Takes all `experts` of `owner` through the ring.
 
-        `write(expert, slot)` starts to write and `wait_written()` waits, on the first rank. `copy(expert, slot)` starts
-        a copy out of the slot and returns what waits for its end. Half of the slots are written while the others are
-        copied, and waited for together: a wait of its own for each expert would cost up to 100 us.
+        On the first rank `write(expert, slot)` puts a write on the CPU's queue, and `wait_written(newer)` waits until
+        only the newest `newer` of them may be left. `copy(expert, slot)` starts a copy out of the slot and returns what
+        waits for its end. Half of the slots wait to be written, so that the CPU never does, the others are copied.
         """
-        groups = [range(at, min(at + self._group, len(experts))) for at in range(0, len(experts), self._group)]
+        last = len(experts) - 1
+        with self._telling_of_errors(write):
+            started = self._take_begun(owner, experts, wait_written)
+            for at in range(len(experts) + self._ahead - 1):
+                if started <= at <= last:
+                    self._start(experts[at], self._passed + at, write)
+                done = at - self._ahead + 1
+                if not 0 <= done <= last:
+                    continue
+                number = self._passed + done
+                if write is not None:
+                    wait_written(min(at, last) - done)
+                    self._tell(0, number + 1)
+                else:
+                    self._wait(0, number + 1)
+                self._ends[number] = copy(experts[done], number % self.depth)
+        self._passed += len(experts)
+
+    def begin(self, owner: object, experts: Sequence[int], write: Callable[[int, int], None] | None) -> None:
+        """Puts the first experts of the next stream() on the queue already."""
+        count = min(self._ahead, len(experts))
+        with self._telling_of_errors(write):
+            for at in range(count):
+                self._start(experts[at], self._passed + at, write)
+        self._begun = owner, list(experts), count
+
+    def _take_begun(self, owner: object, experts: Sequence[int], wait_written: Callable[[int], None] | None) -> int:
+        """How many are on the queue already. What was begun for a call that never came is passed over."""
+        (begun_for, begun, count), self._begun = self._begun, (None, [], 0)
+        if begun_for is owner and begun == list(experts):
+            return count
+        if count and wait_written is not None:
+            wait_written(0)
+        for number in range(self._passed, self._passed + count):
+            self._ends[number] = _nothing
+        self._passed += count
+        return 0
+
+    def _start(self, expert: int, number: int, write: Callable[[int, int], None] | None) -> None:
+        self._free(number, write is not None)
+        if write is not None:
+            write(expert, number % self.depth)
+
+    @contextlib.contextmanager
+    def _telling_of_errors(self, write: Callable[[int, int], None] | None) -> Iterator[None]:
         try:
-            for position in range(len(groups) + 1):
-                if position and write is not None:
-                    wait_written()
-                    self._tell(0, self._passed + groups[position - 1].stop)
-                for at in groups[position] if position < len(groups) else ():
-                    self._free(self._passed + at, write is not None)
-                    if write is not None:
-                        write(experts[at], (self._passed + at) % self.depth)
-                for at in groups[position - 1] if position else ():
-                    number = self._passed + at
-                    if write is None:
-                        self._wait(0, number + 1)
-                    self._ends[number] = copy(experts[at], number % self.depth)
+            yield
         except BaseException:
             if write is not None:
                 self._tell(0, _FAILED)
             raise
-        self._passed += len(experts)
 
     def _free(self, number: int, is_writer: bool) -> None:
         """Waits until expert `number` may be written: what was in its slot is copied, by every rank."""
@@ -157,6 +191,10 @@ class HostRing:
             return mmap.mmap(opened, size)
         finally:
             os.close(opened)
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Layout:

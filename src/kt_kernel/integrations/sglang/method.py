@@ -40,7 +40,7 @@ class _Method:
         self.num_gpu_experts = -1
         self.residents: Residents | None = None
         self.weight_arguments: dict[str, Any] = {}
-        self._prefill: LayerwisePrefill | None = None
+        self.prefill: LayerwisePrefill | None = None
         self._cpu_factor = 1.0
 
     # Making
@@ -132,7 +132,7 @@ class _Method:
                 torch.cuda.synchronize(device)  # weights of the layer before are read while their copies run
             self.wrapper.load_weights(engine.logical_ids(self.kt_config.layer_idx, self.residents.num_experts))
         if self.residents.count < self.residents.num_experts:
-            self._prefill = self.plan.prefill_for(self, layer, as_loaded)
+            self.prefill = self.plan.prefill_for(self, layer, as_loaded)
 
     def move_residents(self, ids: list[int]) -> None:
         """The host hears which experts are on the GPU now; no call of this layer may be under way."""
@@ -147,8 +147,8 @@ class _Method:
 
         dispatch_output = _standard(dispatch_output)
         x, topk = dispatch_output.hidden_states, dispatch_output.topk_output
-        if self._prefill is not None and self._prefill.takes(x.shape[0]):
-            combined = self._prefill.apply(self, layer, dispatch_output)
+        if self.prefill is not None and self.prefill.takes(x.shape[0]):
+            combined = self.prefill.apply(self, layer, dispatch_output)
             self.plan.end_of_layer(self)
             return combined
         stream = self._submit(x, topk)

@@ -19,7 +19,7 @@ class ModelPlan:
         self.server_args = server_args
         self.options: Options = getattr(server_args, "_kt_options", DEFAULTS)
         self.moved: list[tuple[Any, torch.Tensor]] = []  # methods, and their residents of which the CPU has not heard
-        self._last_streamed: Any = None  # the method of the last layer that long prompts are streamed for
+        self._streamed: dict[int, Any] = {}  # methods that long prompts are streamed for, by layer
         fields = engine.text_config(server_args)
         self.num_layers = next((fields[name] for name in FIELD_NAMES["num_layers"] if fields.get(name)), 0)
         if not self.num_layers:
@@ -84,15 +84,19 @@ class ModelPlan:
             if reason:
                 engine.log.warning(f"{flag('kt_gpu_prefill_token_threshold')} is left out: {reason}")
             self._prefills[key] = made
-        found = self._prefills[key]
-        last = self._last_streamed
-        if found is not None and (last is None or method.kt_config.layer_idx > last.kt_config.layer_idx):
-            self._last_streamed = method
-        return found
+        if self._prefills[key] is not None:
+            self._streamed[method.kt_config.layer_idx] = method
+        return self._prefills[key]
+
+    def streamed_after(self, method: Any) -> Any:
+        """The next method that streams through the same room, or None after the last one."""
+        later = min((layer for layer in self._streamed if layer > method.kt_config.layer_idx), default=None)
+        follower = None if later is None else self._streamed[later]
+        return follower if follower is not None and follower.prefill is method.prefill else None
 
     def end_of_layer(self, method: Any) -> None:
         """After the last layer of a long prompt masks of the CPU follow; the next call reads them."""
-        if method is self._last_streamed:
+        if method.kt_config.layer_idx == max(self._streamed):
             moved, self.moved = self.moved, []
             for mover, ids in moved:
                 mover.move_residents(ids.tolist())  # waits for the GPU, which then has done all calls before

@@ -9,7 +9,8 @@ One layer's weights have a place on the GPU, for all E experts, made as SGLang m
 | copy stream | copies them behind each other, as far as they are written |
 | main stream | waits for the copies, computes |
 
-The host runs ahead of the GPU: while a layer is computed, the CPU already writes experts of the next one.
+The host runs ahead of the GPU: while a layer is computed, the CPU already writes experts of the next one, the first of
+them before the host has come to that layer.
 
 Where SGLang lays weights out otherwise than checkpoints do (Marlin), its own function does that here too, for CHUNK
 experts at a time; whether it does is tried out on random bytes.
@@ -22,11 +23,11 @@ from typing import Any
 
 import torch
 
-from kt_kernel import _core
+from kt_kernel import KTMoEWrapper, _core
 from kt_kernel.integrations.sglang import engine
 from kt_kernel.integrations.sglang.host_ring import PARTS, HostRing
 
-DEPTH = 8  # experts in the ring: four are written while four are copied
+DEPTH = 8  # experts in the ring: four wait to be written while four are copied
 CHUNK = 16  # experts that are laid out together
 
 # What SGLang calls the four parts, first found first.
@@ -182,6 +183,9 @@ class LayerwisePrefill:
         if self.dynamic and 0 < method.residents.count < method.residents.num_experts:
             self._keep_most_used(method, layer, dispatch_output.topk_output.topk_ids)
         self._queue.computed()
+        follower = method.plan.streamed_after(method)
+        if follower is not None:
+            self._ring.begin(follower, follower.residents.others(), self._writer(follower.wrapper))
         return combined
 
     def _load(self, method: Any, layer: torch.nn.Module) -> None:
@@ -191,18 +195,19 @@ class LayerwisePrefill:
                 rows(getattr(self.weights.layer, name)).index_copy_(0, method.residents.device_ids, here)
         copies = _ChunkCopies(self) if self.weights.laid_out else _PlainCopies(self)
         wrapper = method.wrapper
+        wait_written = None if wrapper is None else wrapper.sync_write_weight_scale_to_buffer
+        self._ring.stream(method, method.residents.others(), self._writer(wrapper), wait_written, copies)
+        copies.finish()
+
+    def _writer(self, wrapper: KTMoEWrapper | None) -> Callable[[int, int], None] | None:
+        if wrapper is None:
+            return None
 
         def write(expert: int, slot: int) -> None:
             addresses = [self._ring.addresses(slot, part) for part in range(PARTS)]
             wrapper.submit_write_weight_scale_to_buffer(self._ring.ranks, expert, *addresses)
 
-        self._ring.stream(
-            method.residents.others(),
-            None if wrapper is None else write,
-            None if wrapper is None else wrapper.sync_write_weight_scale_to_buffer,
-            copies,
-        )
-        copies.finish()
+        return write
 
     def place(self, layer: torch.nn.Module, place: int, slot: int) -> None:
         """Copies the parts of a slot into place `place` of a layer's parameters."""
