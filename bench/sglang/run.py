@@ -121,11 +121,7 @@ class Run:
         place = self._places.get(row.place)
         if place is None:
             return f"no place is named {row.place}"
-        if row.needs:
-            look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({row.needs!r}) is None)"
-            if subprocess.run([place.python, "-c", look], env=place.environment(), capture_output=True).returncode:
-                return f"kt_kernel has no {row.needs}"
-        if not (self._model(row.model) / "config.json").exists():
+        if not (self._model(row.model) / "model.safetensors.index.json").exists():
             return f"{row.model} could not be made"
         if self._left() < _LEAST_SECONDS:
             return f"no time left of {self._given.seconds} s"
