@@ -30,7 +30,6 @@ from engines import Engine, EngineError, Place
 from rows import LARGE, ORIGINAL, STOCK, TINY, Row
 
 HERE = Path(__file__).parent
-_ROUNDS = 3
 _ASK_SECONDS = 120
 _LEAST_SECONDS = 20  # what is left to start something in
 
@@ -180,7 +179,7 @@ class Run:
         """Figure by figure, round by round, engine by engine. The first round warms up and is left out."""
         figures = {figure.name: figure for row in measured for figure in row.figures}
         for figure in figures.values():
-            for number in range(_ROUNDS + 1):
+            for number in range(figure.rounds + 1):
                 for row in measured:
                     if figure in row.figures and self._left() > 0:
                         self._take(row, engines[row.name], figure, warm_up=number == 0)
