@@ -39,7 +39,7 @@ class Run:
         self._given = given
         self._places = places
         self._end = time.monotonic() + given.seconds
-        self._lock = threading.Lock()
+        self._lock, self._conversion = threading.Lock(), threading.Lock()
         self._found: dict[str, dict] = {}
         self._notes: list[str] = []
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -55,8 +55,6 @@ class Run:
         self._script("models.py", STOCK, folder, model)
         if model == TINY:
             self._script("models.py", STOCK, folder, "reference")
-        elif ORIGINAL in self._places and any(row.method == "AMXINT8" and row.model == model for row in self._rows()):
-            self._script("released_int8.py", ORIGINAL, folder, self._int8(model), table.THREADS[model])
 
     def _script(self, name: str, place: str, *words) -> None:
         where = self._places.get(place, Place())
@@ -74,12 +72,16 @@ class Run:
     def _model(self, model: str) -> Path:
         return self._given.work / model
 
-    def _int8(self, model: str) -> Path:
-        return self._given.work / f"{model}-int8"
-
     def _weights(self, row: Row) -> Path:
-        converted = self._int8(row.model)
-        return converted if row.method == "AMXINT8" and converted.is_dir() else self._model(row.model)
+        """int8 experts of the large model are those that kt-kernel 0.7.2 wrote, where it is there, for both sides."""
+        model = self._model(row.model)
+        if row.method != "AMXINT8" or row.model != LARGE or ORIGINAL not in self._places:
+            return model
+        converted = model.with_name(f"{row.model}-int8")
+        with self._conversion:
+            if not converted.is_dir():
+                self._script("released_int8.py", ORIGINAL, model, converted, table.THREADS[row.model])
+        return converted
 
     # Rows
 
