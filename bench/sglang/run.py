@@ -178,13 +178,13 @@ class Run:
     # Figures
 
     def _measure(self, measured: list[Row], engines: dict[str, Engine]) -> None:
-        """Figure by figure, round by round, engine by engine. The first round warms up and is left out."""
+        """Figure by figure, round by round, engine by engine. A round that warms up is left out."""
         figures = {figure.name: figure for row in measured for figure in row.figures}
         for figure in figures.values():
-            for number in range(figure.rounds + 1):
+            for number in range(figure.rounds + figure.warm_up):
                 for row in measured:
                     if figure in row.figures and self._left() > 0:
-                        self._take(row, engines[row.name], figure, warm_up=number == 0)
+                        self._take(row, engines[row.name], figure, warm_up=figure.warm_up and number == 0)
         for row in measured:
             self._keep(row, against=self._against(row))
 
