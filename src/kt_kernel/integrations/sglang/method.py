@@ -15,7 +15,7 @@ import torch
 from kt_kernel import KTMoEWrapper
 from kt_kernel.integrations.sglang import engine
 from kt_kernel.integrations.sglang.plan import ModelPlan
-from kt_kernel.integrations.sglang.prefill import LayerwisePrefill
+from kt_kernel.integrations.sglang.prefill import LayerwisePrefill, bare_copy
 from kt_kernel.integrations.sglang.residents import Residents
 
 _streams: dict[torch.device, "torch.cuda.Stream"] = {}
@@ -122,6 +122,7 @@ class _Method:
         return self.residents.place(expert)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        as_loaded = bare_copy(layer)
         if self.residents.count and hasattr(self.gpu_method, "process_weights_after_loading"):
             self.gpu_method.process_weights_after_loading(layer)
         device = next(layer.parameters()).device
@@ -131,7 +132,7 @@ class _Method:
                 torch.cuda.synchronize(device)  # weights of the layer before are read while their copies run
             self.wrapper.load_weights(engine.logical_ids(self.kt_config.layer_idx, self.residents.num_experts))
         if self.residents.count < self.residents.num_experts:
-            self._prefill = self.plan.prefill_for(self, layer)
+            self._prefill = self.plan.prefill_for(self, layer, as_loaded)
 
     def move_residents(self, ids: list[int]) -> None:
         """The host hears which experts are on the GPU now; no call of this layer may be under way."""

@@ -63,7 +63,9 @@ class ModelPlan:
             engine.log.info(f"{budget} of {total} experts are on the GPU, placed by {how}; the CPU has all of them")
         return masks
 
-    def prefill_for(self, method: Any, layer: "torch.nn.Module") -> "LayerwisePrefill | None":
+    def prefill_for(
+        self, method: Any, layer: "torch.nn.Module", as_loaded: "torch.nn.Module"
+    ) -> "LayerwisePrefill | None":
         """Room for all experts of a layer like this one, made for the first; None where it was not asked for."""
         if not self.options.kt_gpu_prefill_token_threshold:
             return None
@@ -74,7 +76,8 @@ class ModelPlan:
         if key not in self._prefills:
             made, reason = make_prefill(
                 method,
-                layer,
+                as_loaded,
+                next(layer.parameters()).device,
                 self.options.kt_gpu_prefill_token_threshold,
                 self.options.kt_enable_dynamic_expert_update,
             )

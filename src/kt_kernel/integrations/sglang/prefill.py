@@ -26,7 +26,7 @@ from kt_kernel import _core
 from kt_kernel.integrations.sglang import engine
 from kt_kernel.integrations.sglang.host_ring import PARTS, HostRing
 
-DEPTH = 4  # experts in the ring: one is written, one copied, two hide that neither is even
+DEPTH = 8  # experts in the ring: four are written while four are copied
 CHUNK = 16  # experts that are laid out together
 
 # What SGLang calls the four parts, first found first.
@@ -45,14 +45,17 @@ class CannotStreamError(Exception):
 
 
 def make_prefill(
-    method: Any, layer: torch.nn.Module, threshold: int, dynamic: bool
+    method: Any, as_loaded: torch.nn.Module, device: torch.device, threshold: int, dynamic: bool
 ) -> "tuple[LayerwisePrefill | None, str]":
-    """On every rank together; else why it cannot be, which is the same on all of them."""
+    """On every rank together; else why it cannot be, which is the same on all of them.
+
+    `as_loaded`: the layer without parameters, before SGLang laid them out for the GPU.
+    """
     rank, ranks = engine.tensor_group()
     reason, sizes, weights = "", None, None
     try:
         sizes = _slice_sizes(method, ranks)
-        weights = GpuLayer(method, layer)
+        weights = GpuLayer(method, as_loaded, device)
     except (CannotStreamError, NotImplementedError, ValueError, torch.OutOfMemoryError) as error:
         reason = str(error)
     told = [(reason, sizes)] if ranks == 1 else engine.gather_objects((reason, sizes))
@@ -79,12 +82,14 @@ def _slice_sizes(method: Any, ranks: int) -> list[tuple[int, ...]] | None:
 class GpuLayer:
     """Room for all experts of a layer on the GPU, and SGLang's method that computes it."""
 
-    def __init__(self, method: Any, layer: torch.nn.Module):
+    def __init__(self, method: Any, layer: torch.nn.Module, device: torch.device):
         self._arguments = method.weight_arguments
         self.num_experts = method.residents.num_experts
-        self.device = _device(layer)
+        self.device = device
         self.layer, self.gpu_method = self._build(method, layer, self.num_experts)
         self.parts = [_find(self.layer, names) for names in PART_NAMES]
+        if self.parts[0] is None or self.parts[2] is None:
+            raise CannotStreamError(f"{type(self.gpu_method).__name__} has no weights of the names that are known")
         refused = [n for n, p in self.layer.named_parameters() if p.numel() and any(word in n for word in _NOT_SENT)]
         if refused:
             raise CannotStreamError(f"the GPU's experts have {', '.join(refused)}, which the CPU does not send")
@@ -120,7 +125,7 @@ class GpuLayer:
 
     def start_chunk(self) -> torch.nn.Module:
         """Empty parameters for some experts, as they are loaded."""
-        chunk = _bare_copy(self._loading)
+        chunk = bare_copy(self._loading)
         for name, value in self._loading.named_parameters():
             empty = torch.nn.Parameter(torch.empty_like(value), requires_grad=False)
             chunk.register_parameter(name, empty)
@@ -147,7 +152,7 @@ class GpuLayer:
         return any(self.transposed)
 
     def _build(self, method: Any, layer: torch.nn.Module, count: int) -> tuple[torch.nn.Module, Any]:
-        made = _bare_copy(layer)
+        made = bare_copy(layer)
         made.moe_runner_config = dataclasses.replace(method.moe_runner_config, num_local_experts=count)
         if getattr(made.moe_runner_config, "layer", None) is not None:
             made.moe_runner_config.layer = made
@@ -335,7 +340,7 @@ def rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(tensor.shape[0], -1).view(torch.uint8)
 
 
-def _bare_copy(layer: torch.nn.Module) -> torch.nn.Module:
+def bare_copy(layer: torch.nn.Module) -> torch.nn.Module:
     """A layer with the attributes of another and no parameters."""
     made = copy.copy(layer)
     for kind in ("_parameters", "_buffers", "_modules"):
@@ -348,10 +353,3 @@ def _bare_copy(layer: torch.nn.Module) -> torch.nn.Module:
 
 def _find(layer: torch.nn.Module, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if isinstance(getattr(layer, name, None), torch.Tensor)), None)
-
-
-def _device(layer: torch.nn.Module) -> torch.device:
-    name = _find(layer, PART_NAMES[0])
-    if name is None:
-        raise CannotStreamError(f"the layer has none of {', '.join(PART_NAMES[0])}")
-    return getattr(layer, name).device
