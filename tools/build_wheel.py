@@ -16,6 +16,7 @@ from pathlib import Path
 
 _STAGE = Path("build/wheel")
 _DIST = Path("dist")
+_PLATFORM = "manylinux_2_28_x86_64"
 _FACTS = (
     "import os, sys, sysconfig as s; p = s.get_path('include');"
     "print(sys.implementation.name, s.get_config_var('SOABI'), os.path.exists(p + '/Python.h'))"
@@ -57,8 +58,8 @@ def main() -> None:
         f"-Ccmake.define.KT_BACKEND_PYTHONS={';'.join(map(str, found.values()))}",
     )  # fmt: skip
     (built,) = _STAGE.glob("*.whl")
-    # The oldest manylinux tag whose symbol versions the objects keep to.
-    _python("auditwheel", "repair", "--strip", f"--wheel-dir={_STAGE / 'tagged'}", str(built))
+    # Fails where an object needs a symbol version that the tag does not allow.
+    _python("auditwheel", "repair", "--strip", f"--plat={_PLATFORM}", f"--wheel-dir={_STAGE / 'tagged'}", str(built))
     (repaired,) = (_STAGE / "tagged").glob("*.whl")
     tags = ".".join(found)
     _python("wheel", "tags", "--remove", f"--python-tag={tags}", f"--abi-tag={tags}", str(repaired))
