@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -85,17 +85,16 @@ class Run:
 
     # Rows
 
-    def model(self, model: str, meanwhile=()) -> None:
-        """All rows of a model. `meanwhile`: what can be done while they start."""
+    def group(self, models: list[str]) -> None:
+        """All rows of some models: up, checked, measured in turns, ended."""
         engines: dict[str, Engine] = {}
+        todo = [row for row in self._rows() if row.model in models]
         with ThreadPoolExecutor(self._given.at_once) as pool:
-            others = [pool.submit(task) for task in meanwhile]
-            todo = [row for row in self._rows() if row.model == model]
-            for row, future in [(row, pool.submit(self._try, row)) for row in todo]:
+            ready = {model: pool.submit(self.prepare, model) for model in models}
+            started = [(row, pool.submit(self._try, row, ready[row.model])) for row in todo]
+            for row, future in started:
                 if (engine := future.result()) is not None:
                     engines[row.name] = engine
-            for other in others:
-                other.result()
         try:
             self._measure([row for row in todo if row.name in engines], engines)
         finally:
@@ -106,8 +105,9 @@ class Run:
         wanted = self._given.rows
         return [row for row in table.ROWS if wanted is None or row.name in wanted]
 
-    def _try(self, row: Row) -> Engine | None:
+    def _try(self, row: Row, model: Future) -> Engine | None:
         """The engine of a row, up, checked and frozen; None where there is nothing more to ask."""
+        model.result()
         reason = self._cannot(row)
         if reason:
             self._keep(row, status="skipped", reason=reason)
@@ -283,6 +283,11 @@ def _parse() -> argparse.Namespace:
     add("--work", type=Path, default=Path("/tmp/kt-sglang"), help="folder for models; kept")
     add("--logs", type=Path, help="folder for the logs of the engines (default: in --work)")
     add("--at-once", type=int, default=4, help="engines that start side by side")
+    add(
+        "--all-at-once",
+        action="store_true",
+        help="engines of both models live together: quicker, wants 100 GB of memory",
+    )
     add("--start-seconds", type=float, default=240, help="for one engine to start")
     add("--seconds", type=float, default=3600, help="for everything")
     given = parser.parse_args()
@@ -297,12 +302,10 @@ def main() -> int:
     given = _parse()
     named = json.loads(given.places.read_text()) if given.places else {STOCK: {}}
     run = Run(given, {name: Place(**place) for name, place in named.items()})
-    models = [
-        m for m in (TINY, LARGE) if any(given.rows is None or r.name in given.rows for r in table.ROWS if r.model == m)
-    ]
-    run.prepare(models[0])
-    for model, later in zip(models, [*models[1:], None], strict=True):
-        run.model(model, [lambda later=later: run.prepare(later)] if later else ())
+    wanted = [row.model for row in table.ROWS if given.rows is None or row.name in given.rows]
+    models = [model for model in (TINY, LARGE) if model in wanted]
+    for group in [models] if given.all_at_once else [[model] for model in models]:
+        run.group(group)
     return 1 if run.failed() else 0
 
 
