@@ -2,22 +2,21 @@
 
 import math
 
-# A greedy token may differ where the two best were this close in log-prob: bf16 moves log-probs of the tiny model by
-# 0.05 on average.
-NEAR_TIE = 0.25
-# Mean of |log-prob - reference| over the forced tokens.
-LIMITS = {None: 0.1, "BF16": 0.1, "AMXINT8": 0.2}
+# By method: how close, in log-prob, the two best tokens of the reference may be for the other one to be taken (twice
+# what noise moves one of them); and the limit of the mean of |log-prob - reference| over forced tokens. bf16 gives 0.05
+# on any engine, an expert of 16 that is left out 1.4.
+LIMITS = {None: (0.5, 0.1), "BF16": (0.5, 0.1), "AMXINT8": (1.0, 0.2)}
 
 
-def wrong_tokens(rows: list[dict], answers: list[dict]) -> list[str]:
+def wrong_tokens(rows: list[dict], answers: list[dict], method: str | None = "BF16") -> list[str]:
     """Answers that leave the reference where it was sure. What follows a near tie is not compared."""
-    wrong = []
+    wrong, (near_tie, _) = [], LIMITS[method]
     for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
         pairs = zip(row["output_ids"], answer["ids"], row["leads"], strict=True)
         for place, (want, got, lead) in enumerate(pairs):
             if want == got:
                 continue
-            if lead >= NEAR_TIE:
+            if lead >= near_tie:
                 wrong.append(f"prompt {number}, token {place}: {got}, not {want}, which leads by {lead:.2f}")
             break
     return wrong
@@ -50,9 +49,9 @@ def check_engine(ask, rows: list[dict], method: str | None) -> dict:
     """`ask(call, **arguments)` asks the engine. {"ok", what was found, and "wrong" in words}."""
     greedy = ask("greedy", rows=rows)
     mean, largest = forced_errors(rows, ask("forced", rows=rows))
-    wrong = wrong_tokens(rows, greedy)
-    if not mean < LIMITS[method]:
-        wrong.append(f"log-probs differ by {mean:.3f} on average (limit {LIMITS[method]}), at most {largest:.3f}")
+    wrong, (_, limit) = wrong_tokens(rows, greedy, method), LIMITS[method]
+    if not mean < limit:
+        wrong.append(f"log-probs differ by {mean:.3f} on average (limit {limit}), at most {largest:.3f}")
     return {
         "ok": not wrong,
         "tokens": sum(len(row["output_ids"]) for row in rows),

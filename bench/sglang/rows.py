@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 # Where a row runs; a run is told where these live (``run.py --places``).
-STOCK = "stock"  # SGLang as released, and this kt_kernel
+STOCK = "stock"  # SGLang as released, and this kt_kernel without its plugin: the engine's own --kt options
+PLUGIN = "plugin"  # the same with the plugin of kt_kernel.integrations.sglang, as `pip install` brings it
 FORK = "fork"  # sglang-kt 0.7.2, and this kt_kernel
 ORIGINAL = "original"  # sglang-kt 0.7.2, and kt-kernel 0.7.2
 
@@ -44,15 +45,26 @@ class Figure:
     arguments: dict
     unit: str
     more_is_better: bool = True
+    rounds: int = 5
+    warm_up: bool = True  # one round more, before them
 
     @property
     def name(self) -> str:
         return " ".join([self.call, *(f"{name} {value}" for name, value in self.arguments.items())])
 
 
-DECODE = tuple(Figure("decode", {"batch": batch, "tokens": 128}, "tokens/s") for batch in (1, 8))
-PREFILL = (Figure("prefill", {"tokens": PREFILL_TOKENS}, "s", more_is_better=False),)
-IDLE = (Figure("idle", {"batch": 1, "tokens": 64}, "share", more_is_better=False),)
+def _decode(tokens: dict[int, int], rounds: int = 5) -> tuple[Figure, ...]:
+    """Batch -> new tokens of each sequence: about a second on an H200."""
+    return tuple(
+        Figure("decode", {"batch": batch, "tokens": count}, "tokens/s", rounds=rounds)
+        for batch, count in tokens.items()
+    )
+
+
+DECODE = _decode({1: 512, 8: 512})
+PREFILL = Figure("prefill", {"tokens": PREFILL_TOKENS}, "s", more_is_better=False)
+IDLE = Figure("idle", {"batch": 1, "tokens": 32}, "share", more_is_better=False, rounds=1, warm_up=False)
+LARGE_FIGURES = (PREFILL, IDLE, *_decode({1: 96, 8: 48}, rounds=3))
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,6 @@ class Row:
     right: bool | None = True  # tokens are those of the reference; None: by design not, False: must be noticed
     together: bool = False
     ends: str | None = None  # a server that is ended by this signal
-    needs: str | None = None  # a module that kt_kernel must have
 
     def engine_options(self, model_path: str, weights: str, device: str) -> dict:
         options = {"model_path": model_path, **COMMON, **(ON_GPU if device == "cuda" else ON_CPU)}
@@ -83,6 +94,9 @@ class Row:
         return {name: value for name, value in {**options, **self.options}.items() if value is not None}
 
 
+_STREAMED = {"kt_gpu_prefill_token_threshold": 8}
+_LONG = {"kt_gpu_prefill_token_threshold": PREFILL_TOKENS // 2}
+_DYNAMIC = {"kt_enable_dynamic_expert_update": True}
 _EAGER = {"disable_cuda_graph": True, "cuda_graph_bs_decode": None}
 # What bench/sglang/fault leaves out: an expert of the CPU, in every layer.
 _DROP = {"KT_FAULT_DROP_EXPERT": "9"}
@@ -98,23 +112,23 @@ ROWS = (
     Row("dropped expert", variables=_DROP, right=False),
     Row("server, terminated", ends="SIGTERM"),
     Row("server, killed", ends="SIGKILL"),
-    Row("fork eager", FORK, options=_EAGER),
+    Row("plugin", PLUGIN, figures=DECODE, baseline="original", together=True),
+    Row("plugin, prefill on the GPU", PLUGIN, options=_STREAMED | _DYNAMIC, together=True),
     Row("fork", FORK, figures=DECODE, baseline="original", together=True),
     Row("original", ORIGINAL, figures=DECODE),
-    Row("large", model=LARGE, figures=DECODE + PREFILL + IDLE, baseline="original large", right=None),
-    Row("fork large", FORK, LARGE, figures=DECODE + PREFILL, baseline="original large", right=None),
-    Row("original large", ORIGINAL, LARGE, figures=DECODE + PREFILL + IDLE, right=None),
+    Row("large", STOCK, LARGE, figures=LARGE_FIGURES, baseline="original large", right=None),
     Row(
-        "large int8",
-        STOCK,
+        "plugin large",
+        PLUGIN,
         LARGE,
-        "AMXINT8",
-        figures=DECODE + PREFILL + IDLE,
-        baseline="original large int8",
+        options=_LONG,
+        figures=LARGE_FIGURES,
+        baseline="original large, prefill on the GPU",
         right=None,
     ),
-    Row(
-        "fork large int8", FORK, LARGE, "AMXINT8", figures=DECODE + PREFILL, baseline="original large int8", right=None
-    ),
-    Row("original large int8", ORIGINAL, LARGE, "AMXINT8", figures=DECODE + PREFILL + IDLE, right=None),
+    Row("fork large", FORK, LARGE, figures=LARGE_FIGURES, baseline="original large", right=None),
+    Row("original large", ORIGINAL, LARGE, figures=LARGE_FIGURES, right=None),
+    Row("original large, prefill on the GPU", ORIGINAL, LARGE, options=_LONG, figures=LARGE_FIGURES, right=None),
+    Row("large int8", STOCK, LARGE, "AMXINT8", figures=LARGE_FIGURES, baseline="original large int8", right=None),
+    Row("original large int8", ORIGINAL, LARGE, "AMXINT8", figures=LARGE_FIGURES, right=None),
 )

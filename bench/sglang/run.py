@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -30,7 +30,6 @@ from engines import Engine, EngineError, Place
 from rows import LARGE, ORIGINAL, STOCK, TINY, Row
 
 HERE = Path(__file__).parent
-_ROUNDS = 3
 _ASK_SECONDS = 120
 _LEAST_SECONDS = 20  # what is left to start something in
 
@@ -40,7 +39,7 @@ class Run:
         self._given = given
         self._places = places
         self._end = time.monotonic() + given.seconds
-        self._lock = threading.Lock()
+        self._lock, self._conversion = threading.Lock(), threading.Lock()
         self._found: dict[str, dict] = {}
         self._notes: list[str] = []
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -56,8 +55,6 @@ class Run:
         self._script("models.py", STOCK, folder, model)
         if model == TINY:
             self._script("models.py", STOCK, folder, "reference")
-        elif ORIGINAL in self._places and any(row.method == "AMXINT8" and row.model == model for row in self._rows()):
-            self._script("released_int8.py", ORIGINAL, folder, self._int8(model), table.THREADS[model])
 
     def _script(self, name: str, place: str, *words) -> None:
         where = self._places.get(place, Place())
@@ -75,26 +72,29 @@ class Run:
     def _model(self, model: str) -> Path:
         return self._given.work / model
 
-    def _int8(self, model: str) -> Path:
-        return self._given.work / f"{model}-int8"
-
     def _weights(self, row: Row) -> Path:
-        converted = self._int8(row.model)
-        return converted if row.method == "AMXINT8" and converted.is_dir() else self._model(row.model)
+        """int8 experts of the large model are those that kt-kernel 0.7.2 wrote, where it is there, for both sides."""
+        model = self._model(row.model)
+        if row.method != "AMXINT8" or row.model != LARGE or ORIGINAL not in self._places:
+            return model
+        converted = model.with_name(f"{row.model}-int8")
+        with self._conversion:
+            if not converted.is_dir():
+                self._script("released_int8.py", ORIGINAL, model, converted, table.THREADS[row.model])
+        return converted
 
     # Rows
 
-    def model(self, model: str, meanwhile=()) -> None:
-        """All rows of a model. `meanwhile`: what can be done while they start."""
+    def group(self, models: list[str]) -> None:
+        """All rows of some models: up, checked, measured in turns, ended."""
         engines: dict[str, Engine] = {}
+        todo = [row for row in self._rows() if row.model in models]
         with ThreadPoolExecutor(self._given.at_once) as pool:
-            others = [pool.submit(task) for task in meanwhile]
-            todo = [row for row in self._rows() if row.model == model]
-            for row, future in [(row, pool.submit(self._try, row)) for row in todo]:
+            ready = {model: pool.submit(self.prepare, model) for model in models}
+            started = [(row, pool.submit(self._try, row, ready[row.model])) for row in todo]
+            for row, future in started:
                 if (engine := future.result()) is not None:
                     engines[row.name] = engine
-            for other in others:
-                other.result()
         try:
             self._measure([row for row in todo if row.name in engines], engines)
         finally:
@@ -105,8 +105,9 @@ class Run:
         wanted = self._given.rows
         return [row for row in table.ROWS if wanted is None or row.name in wanted]
 
-    def _try(self, row: Row) -> Engine | None:
+    def _try(self, row: Row, model: Future) -> Engine | None:
         """The engine of a row, up, checked and frozen; None where there is nothing more to ask."""
+        model.result()
         reason = self._cannot(row)
         if reason:
             self._keep(row, status="skipped", reason=reason)
@@ -121,11 +122,7 @@ class Run:
         place = self._places.get(row.place)
         if place is None:
             return f"no place is named {row.place}"
-        if row.needs:
-            look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({row.needs!r}) is None)"
-            if subprocess.run([place.python, "-c", look], env=place.environment(), capture_output=True).returncode:
-                return f"kt_kernel has no {row.needs}"
-        if not (self._model(row.model) / "config.json").exists():
+        if not (self._model(row.model) / "model.safetensors.index.json").exists():
             return f"{row.model} could not be made"
         if self._left() < _LEAST_SECONDS:
             return f"no time left of {self._given.seconds} s"
@@ -181,13 +178,13 @@ class Run:
     # Figures
 
     def _measure(self, measured: list[Row], engines: dict[str, Engine]) -> None:
-        """Figure by figure, round by round, engine by engine. The first round warms up and is left out."""
+        """Figure by figure, round by round, engine by engine. A round that warms up is left out."""
         figures = {figure.name: figure for row in measured for figure in row.figures}
         for figure in figures.values():
-            for number in range(_ROUNDS + 1):
+            for number in range(figure.rounds + figure.warm_up):
                 for row in measured:
                     if figure in row.figures and self._left() > 0:
-                        self._take(row, engines[row.name], figure, warm_up=number == 0)
+                        self._take(row, engines[row.name], figure, warm_up=figure.warm_up and number == 0)
         for row in measured:
             self._keep(row, against=self._against(row))
 
@@ -286,6 +283,11 @@ def _parse() -> argparse.Namespace:
     add("--work", type=Path, default=Path("/tmp/kt-sglang"), help="folder for models; kept")
     add("--logs", type=Path, help="folder for the logs of the engines (default: in --work)")
     add("--at-once", type=int, default=4, help="engines that start side by side")
+    add(
+        "--all-at-once",
+        action="store_true",
+        help="engines of both models live together: quicker, wants 100 GB of memory",
+    )
     add("--start-seconds", type=float, default=240, help="for one engine to start")
     add("--seconds", type=float, default=3600, help="for everything")
     given = parser.parse_args()
@@ -300,12 +302,10 @@ def main() -> int:
     given = _parse()
     named = json.loads(given.places.read_text()) if given.places else {STOCK: {}}
     run = Run(given, {name: Place(**place) for name, place in named.items()})
-    models = [
-        m for m in (TINY, LARGE) if any(given.rows is None or r.name in given.rows for r in table.ROWS if r.model == m)
-    ]
-    run.prepare(models[0])
-    for model, later in zip(models, [*models[1:], None], strict=True):
-        run.model(model, [lambda later=later: run.prepare(later)] if later else ())
+    wanted = [row.model for row in table.ROWS if given.rows is None or row.name in given.rows]
+    models = [model for model in (TINY, LARGE) if model in wanted]
+    for group in [models] if given.all_at_once else [[model] for model in models]:
+        run.group(group)
     return 1 if run.failed() else 0
 
 

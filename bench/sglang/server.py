@@ -63,6 +63,9 @@ class Server(Process):
         body = {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
         return self._json("POST", "/v1/chat/completions", body)["choices"][0]["message"]["content"]
 
+    def models(self) -> list[dict]:
+        return self._json("GET", "/v1/models")["data"]
+
     def hang_up(self, row: dict) -> None:
         """Begins a long answer, reads the first of it, and closes the connection."""
         body = {"input_ids": row["prompt_ids"], "sampling_params": _greedy(_LONG), "stream": True}

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 # Stock SGLang and the fork call some things differently; what the fork lacks altogether only matters in the newer one.
@@ -50,9 +51,11 @@ class Side:
         found = {"sglang": sglang.__version__, "torch": torch.__version__}
         if torch.cuda.is_available():
             found["gpu"] = torch.cuda.get_device_name()
-        kt_kernel = sys.modules.get("kt_kernel")
-        if kt_kernel is not None:
+        with suppress(ImportError):
+            import kt_kernel
+
             found |= {"kt_kernel": kt_kernel.__version__, "variant": kt_kernel.__cpu_variant__}
+        found["plugin"] = "kt_kernel.integrations.sglang" in sys.modules
         return found
 
     # Is it right
