@@ -28,5 +28,10 @@ def api_key() -> str | None:
     return os.environ.get("KT_KERNEL_API_KEY", "").strip() or None
 
 
+def cuda_visible_devices() -> str | None:
+    """CUDA_VISIBLE_DEVICES: the GPUs that CUDA leaves to this process; unset for all, empty for none."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def _is_on(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in {"1", "on", "true", "yes"}
