@@ -74,3 +74,29 @@ def act_kind(weight_format: str, variant: str) -> str:
     if weight_format in KEPT_FORMATS:
         return "rounded" if variant in _BF16_PRODUCTS and weight_format not in _POWERS_OF_TWO else "bf16"
     return {"bf16": "bf16", "int8": _INT8[variant], "int4": "s8", "int4g": "s8"}[weight_format]
+
+
+# Relative errors of kernels by kind of activations, of any format; see LIMITS for where they come from.
+KERNEL_ERROR = {"bf16": 0.0030, "rounded": 0.0042, "s16": 0.0030, "s8": 0.022}
+
+# Weights of models have longer tails than normal ones, and lose more when they are quantised.
+_TAILS = 1.5
+# What keeps codes is held against their weights in bf16, which is one rounding more.
+_KEPT = 2.0
+
+
+def layer_limit(weight_format: str, variant: str) -> float:
+    """Relative error of a layer of a model against the weights of its checkpoint."""
+    if weight_format in ("int8", "int4", "int4g"):
+        return _TAILS * LIMITS[weight_format, act_kind(weight_format, variant)].original
+    return _KEPT * max(KERNEL_ERROR[act_kind(part, variant)] for part in weight_format.split("/"))
+
+
+# Divergence of a model from itself in bf16, in nats for each token. About thrice what the demo model has (see
+# docs/quality.md), which suffers more than larger ones; wrong weights give 1 and more.
+_DIVERGENCE = {"int8": 0.02, "int4g": 0.6, "int4": 1.3}
+
+
+def divergence_limit(weight_format: str) -> float:
+    """What keeps the weights may differ by rounding alone."""
+    return _DIVERGENCE.get(weight_format, 0.01)
