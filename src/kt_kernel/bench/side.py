@@ -33,6 +33,7 @@ SIDES = {
     "http": ("bench.http_side", "HttpSide"),
     "stock": ("bench.stock_side", "StockSide"),
     "llamacpp_model": ("bench.llamacpp_side", "LlamaCppSide"),  # FOLDER MODULE
+    "doctor": ("doctor.measure", "DoctorSide"),
     "verify": ("verify.side", "VerifySide"),
 }
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, quant, run
+from kt_kernel.cli import bench, doctor, quant, run, verify
 from kt_kernel.cli.language import CHINESE, language
 from kt_kernel.errors import UserError
 
@@ -22,6 +22,8 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.command("quant")(quant.quant)
 app.command("run")(run.run)
+app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
 
 
 def _print_version(wanted: bool) -> None:
