@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, chat, quant, run
+from kt_kernel.cli import bench, chat, doctor, quant, run, verify
 from kt_kernel.cli.language import CHINESE, language
 from kt_kernel.errors import UserError
 
@@ -23,6 +23,8 @@ app.add_typer(bench.app, name="bench")
 app.command("chat")(chat.chat)
 app.command("quant")(quant.quant)
 app.command("run")(run.run)
+app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
 
 
 def _print_version(wanted: bool) -> None:
