@@ -54,12 +54,10 @@ def chat(
     stream: Stream = True,
     api_key: ApiKey = None,
 ) -> None:
-    """Talk to a running server: one of 'kt run', or any other that is OpenAI-compatible.
+    """Talk to a running server.
 
-    On a terminal it is a conversation; /help lists its commands. Otherwise all of stdin is one question, and stdout
-    gets the answer alone.
-
-    Example: echo "Why is the sky blue?" | kt chat --port 8000
+    It may be one of 'kt run', or any other that is OpenAI-compatible. On a terminal it is a conversation; /help lists
+    its commands. Otherwise all of stdin is one question, and stdout gets the answer alone.
     """
     from kt_kernel.chat.server import Server, base_url
     from kt_kernel.chat.session import HistoryFile as KeptIn

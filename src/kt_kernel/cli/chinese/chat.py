@@ -2,17 +2,14 @@
 
 TEXTS = {
     # Help
-    """Talk to a running server: one of 'kt run', or any other that is OpenAI-compatible.
+    """Talk to a running server.
 
-On a terminal it is a conversation; /help lists its commands. Otherwise all of stdin is one question, and stdout
-gets the answer alone.
+It may be one of 'kt run', or any other that is OpenAI-compatible. On a terminal it is a conversation; /help lists
+its commands. Otherwise all of stdin is one question, and stdout gets the answer alone.""": """\
+与运行中的服务对话。
 
-Example: echo "Why is the sky blue?" | kt chat --port 8000""": """\
-与运行中的服务对话：'kt run' 启动的，或任何兼容 OpenAI 接口的服务。
-
-在终端中是连续对话，/help 列出命令；否则把整个标准输入当作一个问题，标准输出只有回答。
-
-示例：echo "天空为什么是蓝色的？" | kt chat --port 8000""",
+可以是 'kt run' 启动的服务，或任何兼容 OpenAI 接口的服务。在终端中是连续对话，/help 列出命令；否则把整个标准输入\
+当作一个问题，标准输出只有回答。""",
     "Name, address or URL of the server (default: server.host).": "服务的名称、地址或 URL（默认：server.host）。",
     "Its port (default: server.port).": "服务的端口（默认：server.port）。",
     "Which model to ask (default: the first one).": "使用哪个模型（默认：第一个）。",
