@@ -33,5 +33,33 @@ def cuda_visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def home() -> str | None:
+    """KT_KERNEL_HOME: one folder for settings, models and caches; unset for those of the platform."""
+    return os.environ.get("KT_KERNEL_HOME", "").strip() or None
+
+
+def language() -> str | None:
+    """KT_LANG: the language of ``kt``, en or zh, also as in zh_CN.UTF-8; unset for that of the settings."""
+    return os.environ.get("KT_LANG", "").strip() or None
+
+
+def system_language() -> str | None:
+    """LC_ALL, LC_MESSAGES or LANG: the language of the system."""
+    return next((value for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (value := os.environ.get(name))), None)
+
+
+def no_color() -> bool:
+    """NO_COLOR: anything but nothing keeps colours out of what ``kt`` prints (https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def hub_cache() -> str | None:
+    """HF_HUB_CACHE, or hub in HF_HOME: where huggingface_hub keeps models; unset for its usual place."""
+    if cache := os.environ.get("HF_HUB_CACHE", "").strip():
+        return cache
+    folder = os.environ.get("HF_HOME", "").strip()
+    return os.path.join(folder, "hub") if folder else None
+
+
 def _is_on(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in {"1", "on", "true", "yes"}

@@ -1,0 +1,134 @@
+"""From what a user typed to a model: 'demo', a path, a name that was added, a known name or alias, an id of the hub.
+
+A word without a slash is a name first; './word' is a folder. Whatever is found by name is looked for on this machine
+too: where it was added, in the folders of models, in the cache of huggingface_hub.
+"""
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kt_kernel import env, settings
+from kt_kernel.errors import UserError
+from kt_kernel.registry import user_models
+from kt_kernel.registry.known import Known, known_models
+
+DEMO = "demo"
+_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class UnknownModelError(UserError):
+    """`nearest`: names that look like it."""
+
+    def __init__(self, text: str, nearest: list[str]):
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "'kt model list --all' shows what there is"
+        super().__init__(f"no model is called '{text}'; {hint} A folder or a hub id (org/name) is taken, too")
+        self.text, self.nearest = text, nearest
+
+
+@dataclass(frozen=True)
+class Found:
+    name: str
+    path: Path | None = None  # None: not on this machine; the demo model is made when it is asked for
+    repo: str | None = None
+    known: Known | None = None
+
+
+def find(text: str) -> Found:
+    """UnknownModelError where nothing fits, UserError where it is a path that does not exist."""
+    if text == DEMO:
+        return Found(DEMO)
+    if _is_path(text):
+        return _at(text)
+    if added := user_models.get(text):
+        if not Path(added.path).exists():
+            raise UserError(
+                f"'{added.name}' was in {added.path}, which is gone: 'kt model remove {added.name}', or bring it back"
+            )
+        return Found(added.name, Path(added.path), added.repo_id, _of_repo(added.repo_id))
+    if known := _by_name(text):
+        return Found(known.name, local_copy(known.repo), known.repo, known)
+    if (folder := _in_folders(text)) or Path(text).exists():
+        return Found(text, folder or Path(text).absolute())
+    if _REPO.fullmatch(text):
+        known = _of_repo(text)
+        repo = known.repo if known else text
+        return Found(known.name if known else text.partition("/")[2], local_copy(repo), repo, known)
+    raise UnknownModelError(text, _nearest(text))
+
+
+def local_copy(repo: str) -> Path | None:
+    """Where a model of the hub is on this machine."""
+    for model in user_models.user_models():
+        if (model.repo_id or "").lower() == repo.lower() and Path(model.path).exists():
+            return Path(model.path)
+    return _in_folders(repo) or _in_folders(repo.partition("/")[2]) or _in_hub_cache(repo)
+
+
+def _is_path(text: str) -> bool:
+    if text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
+        return True
+    # 'org/name' may be a folder below this one; if it is there, it is meant.
+    return "/" in text and (Path(text).exists() or not _REPO.fullmatch(text))
+
+
+def _at(text: str) -> Found:
+    path = Path(text).expanduser().absolute()
+    if not path.exists():
+        raise UserError(f"'{text}' does not exist: give the folder of a model, or a GGUF file")
+    path = Path(os.path.normpath(path))
+    added = next((model for model in user_models.user_models() if Path(model.path) == path), None)
+    repo = added.repo_id if added else None
+    return Found(added.name if added else path.name, path, repo, _of_repo(repo) or _by_name(path.name))
+
+
+def _by_name(text: str) -> Known | None:
+    wanted = text.lower()
+    models = known_models()
+    named = (model for model in models if model.name.lower() == wanted)
+    aliased = (model for model in models if wanted in map(str.lower, model.aliases))
+    repos = (model for model in models if model.repo.lower().partition("/")[2] == wanted)
+    return next(named, None) or next(aliased, None) or next(repos, None)
+
+
+def _of_repo(repo: str | None) -> Known | None:
+    return next((model for model in known_models() if repo and model.repo.lower() == repo.lower()), None)
+
+
+def _in_folders(name: str) -> Path | None:
+    folders = [folder / name for folder in settings.model_folders()]
+    return next((folder for folder in folders if name and holds_model(folder)), None)
+
+
+def holds_model(path: Path) -> bool:
+    """A folder of a model, whole or in parts; nothing is opened."""
+    if not path.is_dir():
+        return False
+    return (path / "config.json").is_file() or any(path.glob("*.gguf"))
+
+
+def hub_cache() -> Path:
+    return Path(env.hub_cache() or "~/.cache/huggingface/hub").expanduser()
+
+
+def _in_hub_cache(repo: str) -> Path | None:
+    folder = hub_cache() / f"models--{repo.replace('/', '--')}"
+    try:
+        revision = (folder / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    snapshot = folder / "snapshots" / revision
+    return snapshot if revision and holds_model(snapshot) else None
+
+
+def _nearest(text: str) -> list[str]:
+    names: dict[str, str] = {DEMO: DEMO}
+    for model in known_models():
+        names |= {word.lower(): word for word in (model.name, *model.aliases)}
+    names |= {model.name.lower(): model.name for model in user_models.user_models()}
+    wanted = text.lower()
+    near = difflib.get_close_matches(wanted, names, 3, 0.6)
+    near += [name for name in names if wanted in name and name not in near]
+    return [names[name] for name in near[:3]]
