@@ -61,12 +61,12 @@ class Terminal:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for(self, text: str, seconds: float = 15.0, times: int = 1) -> None:
+    def wait_for(self, text: str, seconds: float = 30.0, times: int = 1) -> None:
         end = time.monotonic() + seconds
         while self.text.count(text) < times:
             assert self._read(end), f"no {text!r} in {seconds} s, or before the end; the terminal shows:\n{self.text}"
 
-    def exit_code(self, seconds: float = 15.0) -> int:
+    def exit_code(self, seconds: float = 30.0) -> int:
         """Waits for the end. A signal that killed it is negative."""
         end = time.monotonic() + seconds
         while self._read(end):
