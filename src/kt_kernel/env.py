@@ -56,5 +56,10 @@ def hub_cache() -> str | None:
     return os.path.join(folder, "hub") if folder else None
 
 
+def hub_endpoint() -> str | None:
+    """HF_ENDPOINT: the address that huggingface_hub takes instead of huggingface.co."""
+    return os.environ.get("HF_ENDPOINT", "").strip() or None
+
+
 def _is_on(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in {"1", "on", "true", "yes"}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, quant, run
-from kt_kernel.cli.language import CHINESE, language
+from kt_kernel.cli import bench, config, model, printing, quant, run, version
+from kt_kernel.cli.language import say, translated
 from kt_kernel.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,9 +19,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench.app, name="bench")
-app.command("quant")(quant.quant)
 app.command("run")(run.run)
+app.add_typer(model.app, name="model")
+app.command("quant", epilog=quant.EXAMPLES)(quant.quant)
+app.add_typer(bench.app, name="bench")
+app.add_typer(config.app, name="config")
+app.command("version", epilog=printing.examples("kt version", "kt version --json"))(version.version)
 
 
 def _print_version(wanted: bool) -> None:
@@ -42,24 +45,17 @@ def _kt(
 def command() -> "TyperGroup":
     """All commands, with their help in the user's language: what is given as plain text is translated here."""
     group = typer.main.get_command(app)
-    if language() == CHINESE:
-        _translate(group)
+    _translate(group)
     return group
 
 
 def _translate(found: "TyperCommand | TyperGroup") -> None:
-    found.help = _translated(found.help)
+    found.help = translated(found.help or "")
     for parameter in found.params:
         if getattr(parameter, "help", None):
-            parameter.help = _translated(parameter.help)
+            parameter.help = translated(parameter.help)
     for child in getattr(found, "commands", {}).values():
         _translate(child)
-
-
-def _translated(text: str | None) -> str | None:
-    from kt_kernel.cli.chinese import texts
-
-    return text and texts().get(text, text)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -69,11 +65,14 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except UserError as error:
-        print(f"kt: {' '.join(str(error).split())}", file=sys.stderr)
+        words = sys.argv[1:] if arguments is None else arguments
+        printing.note(words[0], " ".join(say(error.phrase).split()))
         sys.exit(1)
     except Exception as error:
         # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
         if not hasattr(error, "format_message"):
             raise
-        print(f"kt: {error.format_message()}", file=sys.stderr)
+        message = error.format_message()
+        # A group without a command is answered with its help.
+        print(message if message.startswith("Usage:") else f"kt: {message}", file=sys.stderr)
         sys.exit(error.exit_code)
