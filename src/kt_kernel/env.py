@@ -77,5 +77,10 @@ def no_proxy() -> str:
     return os.environ.get("no_proxy", "").strip() or os.environ.get("NO_PROXY", "").strip()
 
 
+def hub_endpoint() -> str | None:
+    """HF_ENDPOINT: the address that huggingface_hub takes instead of huggingface.co."""
+    return os.environ.get("HF_ENDPOINT", "").strip() or None
+
+
 def _is_on(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in {"1", "on", "true", "yes"}

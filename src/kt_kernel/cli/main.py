@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, chat, doctor, help, quant, run, verify
+from kt_kernel.cli import bench, chat, config, doctor, help, model, printing, quant, run, verify, version
+from kt_kernel.cli.language import say
 from kt_kernel.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,12 +20,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command("run", epilog=printing.examples("kt run demo", "kt run ~/models/Qwen3-30B-A3B --port 8001"))(run.run)
+app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
+app.add_typer(model.app, name="model")
+app.command("quant", epilog=quant.EXAMPLES)(quant.quant)
+app.command("doctor", epilog=printing.examples("kt doctor", "kt doctor --fast --json"))(doctor.doctor)
+app.command("verify", epilog=printing.examples("kt verify --quick", "kt verify demo --method INT4G"))(verify.verify)
 app.add_typer(bench.app, name="bench")
-app.command("chat")(chat.chat)
-app.command("quant")(quant.quant)
-app.command("run")(run.run)
-app.command("doctor")(doctor.doctor)
-app.command("verify")(verify.verify)
+app.add_typer(config.app, name="config")
+app.command("version", epilog=printing.examples("kt version", "kt version --json"))(version.version)
 
 
 def _print_version(wanted: bool) -> None:
@@ -51,6 +55,7 @@ def command() -> "TyperGroup":
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and exits: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    words = sys.argv[1:] if arguments is None else arguments
     group = command()
     try:
         code = group.main(arguments, prog_name="kt", standalone_mode=False) or 0
@@ -60,25 +65,29 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         code = _nobody_reads()
     except UserError as error:
-        print(f"kt: {' '.join(str(error).split())}", file=sys.stderr)
+        printing.note(words[0], " ".join(say(error.phrase).split()))
         code = 1
     except Exception as error:
         # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
         if not hasattr(error, "format_message"):
             raise
-        path = _path(group, sys.argv[1:] if arguments is None else arguments)
-        message = error.format_message().rstrip(".")
-        # A question, 'Did you mean ...?', is help already.
-        hint = "" if message.endswith("?") else f"; see '{path} --help'"
-        print(f"{path}: {message}{hint}", file=sys.stderr)
+        print(_wrong_usage(_path(group, words), error.format_message()), file=sys.stderr)
         code = error.exit_code
     sys.exit(code)
 
 
-def _path(group: "TyperGroup", arguments: list[str]) -> str:
-    """The command that the arguments name, as far as there is one."""
+def _wrong_usage(path: str, message: str) -> str:
+    if "\n" in message:  # a group without a command is answered with its help
+        return message
+    if message.endswith("?"):  # 'Did you mean ...?' is help already
+        return f"{path}: {message}"
+    return f"{path}: {message.rstrip('.')}; see '{path} --help'"
+
+
+def _path(group: "TyperGroup", words: list[str]) -> str:
+    """The command that the words name, as far as there is one."""
     names, commands = ["kt"], group.commands
-    for word in arguments:
+    for word in words:
         if word not in commands:
             break
         names.append(word)
