@@ -10,11 +10,11 @@ import typer
 
 import kt_kernel
 from kt_kernel.bench import hybrid, kernels, peers, progress, results, roofline, serve, wheel
-from kt_kernel.bench import machine as facts
 from kt_kernel.bench.errors import BenchError
 from kt_kernel.bench.run import Findings, Settings
 from kt_kernel.cli import options, printing
 from kt_kernel.cli.language import t
+from kt_kernel.machine import system
 
 app = typer.Typer(
     help="Measure this machine, our kernels on it, and other implementations beside them.",
@@ -219,7 +219,7 @@ def _run(
     """Measures, then prints, plots and saves. Anything that keeps a figure from being taken ends with exit code 1."""
     machine = options.machine_name(machine)
     findings = Findings()
-    busy = facts.busy_share()
+    busy = system.busy_share()
     if busy > _QUIET:
         findings.note(f"other processes used {busy:.0%} of the CPUs at the start: times and ratios suffer, peers' most")
     try:

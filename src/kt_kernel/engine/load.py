@@ -99,7 +99,7 @@ def _check_chunk(chunk_tokens: int | None) -> None:
 
 
 def _physical_cores() -> int:
-    from kt_kernel.bench.machine import physical_cores
+    from kt_kernel.machine.system import physical_cores
 
     return physical_cores()
 
@@ -182,9 +182,9 @@ def _sized_forward(model: "PreTrainedModel", slots: int | None, context: int | N
     """Tried with a small cache first: only the model's own keys tell how large a token's are."""
     import torch
 
-    from kt_kernel.bench.machine import available_bytes
     from kt_kernel.engine.forward import PROBE_TOKENS, SlotForward, open_forward
     from kt_kernel.engine.sizes import choose_sizes
+    from kt_kernel.machine.system import available_bytes
 
     model_context = _model_context(model.config)
     with torch.inference_mode():
