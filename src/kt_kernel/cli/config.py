@@ -35,7 +35,7 @@ def show(
         (key, _text(value), t("set") if settings.is_set(key) else t("default"), translated(SETTINGS[key].about))
         for key, value in values.items()
     ]
-    printing.table([t("Setting"), t("Value"), t("Source"), t("Meaning")], rows)
+    printing.table([t("Setting"), t("Now"), t("Source"), t("Meaning")], rows)
 
 
 @app.command(epilog=printing.examples("kt config get server.port"))
@@ -70,7 +70,7 @@ def reset(
     """Go back to the default, of one setting or of all."""
     if name is None and not yes:
         if not printing.is_terminal("stdin"):
-            printing.fail("config", t("all settings would go: name one, or add --yes"))
+            printing.fail("config reset", t("all settings would go: name one, or add --yes"))
         typer.confirm(t("Set all settings back?"), abort=True, err=True)
     settings.reset(name)
     if name is not None:

@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run", epilog=printing.examples("kt run demo", "kt run ~/models/Qwen3-30B-A3B --port 8001"))(run.run)
+app.command("run", epilog=printing.examples("kt run demo", "kt run m2 --dry-run"))(run.run)
 app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.add_typer(model.app, name="model")
 app.command("quant", epilog=quant.EXAMPLES)(quant.quant)
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         code = _nobody_reads()
     except UserError as error:
-        printing.note(words[0], " ".join(say(error.phrase).split()))
+        print(f"{_path(group, words)}: {' '.join(say(error.phrase).split())}", file=sys.stderr)
         code = 1
     except Exception as error:
         # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.

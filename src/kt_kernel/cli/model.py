@@ -53,7 +53,7 @@ def list_models(
         return
     if not rows:
         printing.note(
-            "model", t("no models in {folders}; 'kt model list --all' shows known ones", folders=_folders_text())
+            "model list", t("no models in {folders}; 'kt model list --all' shows known ones", folders=_folders_text())
         )
     else:
         columns = [t("Name"), t("Format"), t("Experts"), t("Method"), t("GB"), t("State"), t("Path")]
@@ -124,7 +124,7 @@ def remove(
     """Take a name off the list. The files stay where they are."""
     removed = user_models.remove(name)
     if removed is None:
-        printing.fail("model", t("no model was added as '{name}': 'kt model list' shows the names", name=name))
+        printing.fail("model remove", t("no model was added as '{name}': 'kt model list' shows the names", name=name))
     print(t("{name} is off the list; its files stay in {path}", name=removed.name, path=removed.path))
 
 
@@ -145,7 +145,7 @@ def scan(
     found = []
     for folder in folders or settings.model_folders():
         if not folder.expanduser().is_dir():
-            printing.fail("model", t("{folder} is no folder", folder=folder))
+            printing.fail("model scan", t("{folder} is no folder", folder=folder))
         places = models_below(folder.expanduser().absolute(), max_depth)
         found += [_facts(Found(_name_of(place), place)) for place in places if place.resolve() not in named]
     found = [facts for facts in found if (facts["bytes"] or 0) >= min_size * _GB]
@@ -157,9 +157,9 @@ def scan(
         columns = [t("Name"), t("Format"), t("Experts"), t("Method"), t("GB"), t("State"), t("Path")]
         printing.table(columns, [_row(facts, False) for facts in found])
         if not add_all:
-            printing.note("model", t("'kt model add PATH' names one, 'kt model scan --add' all"))
+            printing.note("model scan", t("'kt model add PATH' names one, 'kt model scan --add' all"))
     else:
-        printing.note("model", t("nothing new was found"))
+        printing.note("model scan", t("nothing new was found"))
 
 
 @app.command("path-list", epilog=printing.examples("kt model path-list"))
@@ -183,7 +183,7 @@ def path_add(
     """Also look for models in this folder."""
     folder = folder.expanduser().absolute()
     if not folder.is_dir():
-        printing.fail("model", t("{folder} is no folder", folder=folder))
+        printing.fail("model path-add", t("{folder} is no folder", folder=folder))
     others = [other for other in settings.model_folders() if other.resolve() != folder.resolve()]
     _set_folders([folder, *others] if first else [*others, folder])
 
@@ -196,7 +196,7 @@ def path_remove(
     folders = settings.model_folders()
     left = [other for other in folders if other.resolve() != folder.expanduser().resolve()]
     if len(left) == len(folders):
-        printing.fail("model", t("{folder} is not on the list: kt model path-list", folder=folder))
+        printing.fail("model path-remove", t("{folder} is not on the list: kt model path-list", folder=folder))
     _set_folders(left)
 
 

@@ -95,7 +95,7 @@ def _checked(found: Found, quick: bool) -> list["Check"]:
         path = demo_model(every_byte=not quick)
         return [Check(path.name, True, t("as it was made"), by_checksum=not quick)]
     if path is None:
-        printing.fail("model", t("{name} is not here: kt model download {name}", name=found.name))
+        printing.fail("model verify", t("{name} is not here: kt model download {name}", name=found.name))
     if not path.exists():
         return [Check(str(path), False, t("is missing"))]
     try:
@@ -164,7 +164,9 @@ def download(
 
     found = find(model)
     if found.repo is None:
-        printing.fail("model", t("'{model}' is no model of the hub: give a known name, or org/name", model=model))
+        printing.fail(
+            "model download", t("'{model}' is no model of the hub: give a known name, or org/name", model=model)
+        )
     name = name or (found.known.name if found.known else found.repo.partition("/")[2])
     folder = folder or settings.model_folders()[0] / found.repo.partition("/")[2]
     folder = folder.expanduser().absolute()
@@ -173,7 +175,7 @@ def download(
     try:
         hub.fetch(wanted, bars=printing.is_terminal("stderr"))
     except KeyboardInterrupt:
-        printing.note("model", t("interrupted; the same command goes on with the files that are missing"))
+        printing.note("model download", t("interrupted; the same command goes on with the files that are missing"))
         raise
     _check_download(wanted, settings.get("download.verify") if check is None else check)
     added = _register(name, wanted)
@@ -194,7 +196,7 @@ def _announce(wanted: "Download", yes: bool) -> None:
         missing=f"{missing / _GB:.1f}",
         folder=wanted.folder,
     )
-    printing.note("model", message)
+    printing.note("model download", message)
     if missing and not yes and printing.is_terminal("stdin") and printing.is_terminal("stderr"):
         typer.confirm(t("Download?"), default=True, abort=True, err=True)
 
@@ -207,8 +209,8 @@ def _check_download(wanted: "Download", by_checksum: bool) -> None:
         wrong = [result for result in check(wanted.folder, expected, progress) if not result.sound]
     if wrong:
         for result in wrong:
-            printing.note("model", f"{result.file}: {result.about}")
-        printing.fail("model", t("remove what is wrong, and run the same command again"))
+            printing.note("model download", f"{result.file}: {result.about}")
+        printing.fail("model download", t("remove what is wrong, and run the same command again"))
 
 
 def _register(name: str, wanted: "Download") -> UserModel:

@@ -7,7 +7,7 @@ TEXTS = {
     "Time spent on each point.": "每个测量点的秒数。",
     "{names}, all, or E,K,H,I; several separated by spaces.": "{names}、all，或 E,K,H,I；多个用空格分隔。",
     "Token counts, 1 to 16384, separated by commas.": "token 数，1 到 16384，用逗号分隔。",
-    "JSON on stdout instead of tables.": "在标准输出上打印 JSON，而不是表格。",
+    "JSON on stdout instead of tables.": "在标准输出打印 JSON，而不是表格。",
     "Write a roofline plot to this PNG.": "把 roofline 图写入这个 PNG 文件。",
     "Merge the figures into bench/results/<machine>.json.": "把结果合并到 bench/results/<machine>.json。",
     "File name for --save (default: CPU model and variant).": "--save 的文件名（默认：CPU 型号和变体）。",

@@ -1,7 +1,7 @@
 TEXTS = {
     "Show and change settings.": "查看和修改设置。",
     "As in server.port.": "例如 server.port。",
-    "JSON on stdout instead of text.": "在标准输出上打印 JSON，而不是文本。",
+    "JSON on stdout instead of text.": "在标准输出打印 JSON，而不是文本。",
     "One setting (default: all).": "一项设置（默认：全部）。",
     "Show settings and what they mean.": "显示设置及其含义。",
     "Print the value of a setting, and nothing else.": "只打印一项设置的值。",
@@ -15,7 +15,7 @@ TEXTS = {
     "set": "已设置",
     "default": "默认",
     "Setting": "设置",
-    "Value": "值",
+    "Now": "当前值",
     "Source": "来源",
     "Meaning": "含义",
     "Language of kt; auto is that of the system.": "kt 的语言；auto 表示跟随系统。",
