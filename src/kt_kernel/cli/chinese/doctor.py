@@ -10,6 +10,7 @@ TEXTS = {
     ),
     "Check": "检查项",
     "Status": "状态",
+    "Value": "结果",
     "ok": "正常",
     "warning": "警告",
     "error": "错误",
