@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, quant, run
+from kt_kernel.cli import bench, plan, quant, run
 from kt_kernel.cli.language import CHINESE, language
 from kt_kernel.errors import UserError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app, name="bench")
+app.command("plan")(plan.plan)
 app.command("quant")(quant.quant)
 app.command("run")(run.run)
 
