@@ -61,5 +61,26 @@ def hub_cache() -> str | None:
     return os.path.join(folder, "hub") if folder else None
 
 
+def hub_endpoint() -> str | None:
+    """HF_ENDPOINT: the address that huggingface_hub takes instead of huggingface.co."""
+    return os.environ.get("HF_ENDPOINT", "").strip() or None
+
+
+def conda() -> str | None:
+    """CONDA_PREFIX: the conda environment that this process runs in; unset for none."""
+    return os.environ.get("CONDA_PREFIX") or None
+
+
+def proxies() -> dict[str, str]:
+    """HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, in small letters too: what clients send through a proxy."""
+    names = [name for kind in ("http_proxy", "https_proxy", "all_proxy") for name in (kind, kind.upper())]
+    return {name: value for name in names if (value := os.environ.get(name, "").strip())}
+
+
+def no_proxy() -> str:
+    """NO_PROXY or no_proxy: hosts that clients reach without a proxy, separated by commas."""
+    return os.environ.get("no_proxy", "").strip() or os.environ.get("NO_PROXY", "").strip()
+
+
 def _is_on(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in {"1", "on", "true", "yes"}

@@ -9,7 +9,6 @@ import typer
 
 from kt_kernel.cli import options, printing
 from kt_kernel.cli.language import t
-from kt_kernel.errors import UserError
 
 if TYPE_CHECKING:
     from kt_kernel.machine.facts import Machine
@@ -40,8 +39,6 @@ def plan(
     """Say what a model needs and how fast it will be here, before anything is loaded or downloaded.
 
     The first plan measures the machine, for ten seconds at most; later ones use what was measured.
-
-    Example: kt plan qwen3-30b --context 16384
     """
     from kt_kernel.plan.choices import ENGINES, Wanted
 
@@ -49,11 +46,8 @@ def plan(
         raise typer.BadParameter(t("'{engine}' is not one of embedded, sglang", engine=engine), param_hint="--engine")
     threads = options.check_threads(threads)
     wanted = Wanted(engine=engine, method=method, context=context, threads=threads, gpu_experts=gpu_experts)
-    try:
-        with progress(as_json) as say:
-            found, machine = make_plan(model, wanted, fresh, say)
-    except UserError as error:
-        printing.fail("plan", str(error))
+    with progress(as_json) as say:
+        found, machine = make_plan(model, wanted, fresh, say)
     from kt_kernel.cli import plan_report
 
     if as_json:

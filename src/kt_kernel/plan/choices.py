@@ -60,9 +60,9 @@ def has_sglang() -> bool:
 def choose_engine(machine: Machine, wanted: Wanted, sglang: bool) -> Choice:
     """SGLang where it is installed and there is a GPU, else the embedded engine."""
     if wanted.engine == SGLANG and not sglang:
-        raise UserError(t("SGLang is not installed: pip install sglang, or take --engine embedded"))
+        raise UserError("SGLang is not installed: pip install sglang, or take --engine embedded")
     if wanted.engine == SGLANG and not machine.gpus:
-        raise UserError(t("SGLang needs a GPU, and nvidia-smi lists none: take --engine embedded"))
+        raise UserError("SGLang needs a GPU, and nvidia-smi lists none: take --engine embedded")
     if wanted.engine is not None:
         return Choice("engine", wanted.engine, wanted.reason("engine"))
     if sglang and machine.gpus:
@@ -90,12 +90,11 @@ def choose_nodes(machine: Machine, wanted: Wanted) -> Choice:
     found = tuple(node.id for node in machine.nodes)
     if wanted.nodes:
         if unknown := [node for node in wanted.nodes if node not in found]:
-            line = t(
+            raise UserError(
                 "there is no NUMA node {node} with CPUs for this process; there are {nodes}",
                 node=unknown[0],
                 nodes=", ".join(map(str, found)),
             )
-            raise UserError(line)
         return Choice("numa nodes", wanted.nodes, wanted.reason("nodes"))
     if len(found) == 1:
         return Choice("numa nodes", found, t("there is one"))

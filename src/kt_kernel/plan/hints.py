@@ -39,10 +39,9 @@ def _memory(plan: Plan, need: Need, wanted: Wanted) -> list[str]:
         line = t("KT_KERNEL_SKIP_GPU_EXPERTS=1 keeps {gb} GB of experts that are on the GPU out of it", gb=_gb(saved))
         found.append(line)
     if len(found) == 1:
-        smallest = min([need.needed_bytes, *(other.memory_bytes for other in plan.alternatives)])
-        found.append(
-            t("the smallest method needs {gb} GB: a machine with more memory, or a smaller model", gb=_gb(smallest))
-        )
+        gb = _gb(min([need.needed_bytes, *(other.memory_bytes for other in plan.alternatives)]))
+        line = t("the smallest method needs {gb} GB: take a machine with more memory, or a smaller model", gb=gb)
+        found.append(line)
     return found
 
 

@@ -36,7 +36,8 @@ def model_of_folder(name: str, folder: Path) -> PlannedModel:
     """UserError where config.json is missing or does not tell a size."""
     if holds_gguf(folder) and not (folder / "config.json").is_file():
         raise UserError(
-            f"{folder} holds GGUF files only: planning needs the config.json of the original model beside them"
+            "{folder} holds GGUF files only: planning needs the config.json of the original model beside them",
+            folder=folder,
         )
     try:
         return _model_of_folder(name, folder)

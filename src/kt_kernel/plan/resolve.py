@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kt_kernel import settings
-from kt_kernel.cli.language import t
 from kt_kernel.errors import UserError
 from kt_kernel.plan.model import PlannedModel, model_of_folder
 from kt_kernel.registry.find import DEMO, Found, find
@@ -37,10 +36,9 @@ def planned_of(found: Found) -> Resolved:
         folder = found.path if found.path.is_dir() else found.path.parent
         return Resolved(found, model_of_folder(found.name, folder), folder, default)
     if found.known is None or found.known.facts is None:
-        line = t(
+        raise UserError(
             "{name} is not on this machine, and its sizes are not known: 'kt model download {repo}' brings it",
             name=found.name,
             repo=found.repo,
         )
-        raise UserError(line)
     return Resolved(found, PlannedModel(found.name, found.known.facts), settings.model_folders()[0], default)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kt_kernel import env, settings
-from kt_kernel.errors import UserError
+from kt_kernel.errors import Phrase, UserError
 from kt_kernel.registry import user_models
 from kt_kernel.registry.known import Known, known_models
 
@@ -23,8 +23,10 @@ class UnknownModelError(UserError):
     """`nearest`: names that look like it."""
 
     def __init__(self, text: str, nearest: list[str]):
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "'kt model list --all' shows what there is"
-        super().__init__(f"no model is called '{text}'; {hint} A folder or a hub id (org/name) is taken, too")
+        hint = Phrase("'kt model list --all' shows names; a folder, or a hub id (org/name), will do too")
+        if nearest:
+            hint = Phrase("did you mean {names}?", names=", ".join(nearest))
+        super().__init__("no model is called '{name}'; {hint}", name=text, hint=hint)
         self.text, self.nearest = text, nearest
 
 
@@ -45,7 +47,9 @@ def find(text: str) -> Found:
     if added := user_models.get(text):
         if not Path(added.path).exists():
             raise UserError(
-                f"'{added.name}' was in {added.path}, which is gone: 'kt model remove {added.name}', or bring it back"
+                "'{name}' was in {path}, which is gone: 'kt model remove {name}', or bring it back",
+                name=added.name,
+                path=added.path,
             )
         return Found(added.name, Path(added.path), added.repo_id, _of_repo(added.repo_id))
     if known := _by_name(text):
@@ -77,7 +81,7 @@ def _is_path(text: str) -> bool:
 def _at(text: str) -> Found:
     path = Path(text).expanduser().absolute()
     if not path.exists():
-        raise UserError(f"'{text}' does not exist: give the folder of a model, or a GGUF file")
+        raise UserError("'{path}' does not exist: give the folder of a model, or a GGUF file", path=text)
     path = Path(os.path.normpath(path))
     added = next((model for model in user_models.user_models() if Path(model.path) == path), None)
     repo = added.repo_id if added else None

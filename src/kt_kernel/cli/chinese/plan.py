@@ -2,10 +2,9 @@
 
 TEXTS = {
     "Say what a model needs and how fast it will be here, before anything is loaded or downloaded.\n\n"
-    "The first plan measures the machine, for ten seconds at most; later ones use what was measured.\n\n"
-    "Example: kt plan qwen3-30b --context 16384": "在加载或下载之前，说明模型需要什么、在本机会有多快。\n\n"
-    "第一次会测量本机，最多十秒；之后沿用测得的结果。\n\n"
-    "示例：kt plan qwen3-30b --context 16384",
+    "The first plan measures the machine, for ten seconds at most; later ones use what was measured.": (
+        "在加载或下载之前，说明模型需要什么、在本机会有多快。\n\n第一次会测量本机，最多十秒；之后沿用测得的结果。"
+    ),
     "A folder, a name or alias, a hub id, or 'demo'; it need not be here yet.": (
         "文件夹、名称或别名、hub 上的 id，或 'demo'；不必已下载。"
     ),
@@ -70,6 +69,9 @@ TEXTS = {
         "SGLang 需要 GPU，而 nvidia-smi 没有列出：请用 --engine embedded"
     ),
     "SGLang is installed, and there is a GPU: {gpu}": "已安装 SGLang，且有 GPU：{gpu}",
+    "{folder} holds GGUF files only: planning needs the config.json of the original model beside them": (
+        "{folder} 里只有 GGUF 文件：规划需要旁边有原模型的 config.json"
+    ),
     "SGLang is not installed": "没有安装 SGLang",
     "there is no GPU": "没有 GPU",
     "the cgroup gives the time of {quota} CPUs, fewer than the {cores} physical cores": (
