@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, chat, config, doctor, help, model, printing, quant, run, verify, version
+from kt_kernel.cli import bench, chat, config, doctor, help, model, plan, printing, quant, run, verify, version
 from kt_kernel.cli.language import say
 from kt_kernel.errors import UserError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=printing.examples("kt run demo", "kt run m2 --dry-run"))(run.run)
 app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
+app.command("plan", epilog=printing.examples("kt plan demo", "kt plan qwen3-30b --context 16384"))(plan.plan)
 app.add_typer(model.app, name="model")
 app.command("quant", epilog=quant.EXAMPLES)(quant.quant)
 app.command("doctor", epilog=printing.examples("kt doctor", "kt doctor --fast --json"))(doctor.doctor)
