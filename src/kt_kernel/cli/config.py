@@ -31,11 +31,9 @@ def show(
     if as_json:
         printing.print_json(values)
         return
-    rows = [
-        (key, _text(value), t("set") if settings.is_set(key) else t("default"), translated(SETTINGS[key].about))
-        for key, value in values.items()
-    ]
-    printing.table([t("Setting"), t("Now"), t("Source"), t("Meaning")], rows)
+    for key, value in values.items():
+        print(f"{key}: {_text(value)}" + (f" ({t('set')})" if settings.is_set(key) else ""))
+        print(f"  {translated(SETTINGS[key].about)}")
 
 
 @app.command(epilog=printing.examples("kt config get server.port"))

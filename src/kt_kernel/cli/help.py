@@ -16,7 +16,7 @@ _FIRST_COLUMN = 30
 _SPACES = 2
 # What typer calls the types of values.
 _TYPES = {"int": "N", "float": "X", "str": "TEXT", "path": "PATH"}
-_TYPE = re.compile(r"<(list\[)?(int|float|str|path)\]?( range)?>")
+_TYPE = re.compile(r"<(list\[)?(int|float|str|path)\]?( range)?>", re.IGNORECASE)
 # Where a line may be broken: at spaces, and behind Chinese characters with what may not begin a line.
 _WIDE = "\u2e80-\u303f\u3400-\u9fff\uff00-\uffef"
 _CLOSING = "，。；：？！、）》」』”’"  # noqa: RUF001
@@ -81,7 +81,7 @@ def _context_class(base: type) -> type:
             self.write("\n\n".join(paragraphs) + "\n")
 
         def write_dl(self, rows: Sequence[tuple[str, str]], *_) -> None:
-            rows = [(_TYPE.sub(lambda found: _TYPES[found[2]], first), _words(second)) for first, second in rows]
+            rows = [(_with_type(first), _with_default(second)) for first, second in rows]
             longest = max(cell_len(first) for first, _ in rows)
             column = min(longest, _FIRST_COLUMN, self.width * 2 // 5) + _SPACES
             indent = " " * self.current_indent
@@ -99,8 +99,12 @@ def _context_class(base: type) -> type:
     return Context
 
 
-def _words(text: str) -> str:
-    """The text of an option, with what typer adds behind it."""
+def _with_type(option: str) -> str:
+    return _TYPE.sub(lambda found: _TYPES[found[2].lower()], option)
+
+
+def _with_default(text: str) -> str:
+    """The text of an option, and what typer adds behind it."""
     own, bracket, added = text.rpartition("  [") if text.endswith("]") else (text, "", "")
     if not bracket:
         return translated(text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, chat, config, doctor, help, model, printing, quant, run, verify, version
+from kt_kernel.cli import bench, chat, config, doctor, help, model, plan, printing, quant, run, verify, version
 from kt_kernel.cli.language import say
 from kt_kernel.errors import UserError
 
@@ -21,11 +21,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("run", epilog=printing.examples("kt run demo", "kt run m2 --dry-run"))(run.run)
-app.command("chat", epilog=printing.examples("kt chat", "kt chat --port 8001 < question.txt"))(chat.chat)
+app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
+app.command("plan", epilog=printing.examples("kt plan demo", "kt plan qwen3-30b --context 16384"))(plan.plan)
 app.add_typer(model.app, name="model")
 app.command("quant", epilog=quant.EXAMPLES)(quant.quant)
-app.command("doctor")(doctor.doctor)
-app.command("verify")(verify.verify)
+app.command("doctor", epilog=printing.examples("kt doctor", "kt doctor --fast --json"))(doctor.doctor)
+app.command("verify", epilog=printing.examples("kt verify --quick", "kt verify demo --method INT4G"))(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 app.command("version", epilog=printing.examples("kt version", "kt version --json"))(version.version)
@@ -55,6 +56,7 @@ def command() -> "TyperGroup":
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and exits: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    words = sys.argv[1:] if arguments is None else arguments
     group = command()
     try:
         code = group.main(arguments, prog_name="kt", standalone_mode=False) or 0
@@ -64,30 +66,29 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         code = _nobody_reads()
     except UserError as error:
-        path = _path(group, sys.argv[1:] if arguments is None else arguments)
-        print(f"{path}: {' '.join(say(error.phrase).split())}", file=sys.stderr)
+        print(f"{_path(group, words)}: {' '.join(say(error.phrase).split())}", file=sys.stderr)
         code = 1
     except Exception as error:
         # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
         if not hasattr(error, "format_message"):
             raise
-        print(_usage(error, _path(group, sys.argv[1:] if arguments is None else arguments)), file=sys.stderr)
+        print(_wrong_usage(_path(group, words), error.format_message()), file=sys.stderr)
         code = error.exit_code
     sys.exit(code)
 
 
-def _usage(error: Exception, path: str) -> str:
-    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: the message is its help
-        return error.format_message()
-    message = error.format_message().rstrip(".")
-    # A question, 'Did you mean ...?', is help already.
-    return f"{path}: {message}" + ("" if message.endswith("?") else f"; see '{path} --help'")
+def _wrong_usage(path: str, message: str) -> str:
+    if "\n" in message:  # a group without a command is answered with its help
+        return message
+    if message.endswith("?"):  # 'Did you mean ...?' is help already
+        return f"{path}: {message}"
+    return f"{path}: {message.rstrip('.')}; see '{path} --help'"
 
 
-def _path(group: "TyperGroup", arguments: list[str]) -> str:
-    """The command that the arguments name, as far as there is one."""
+def _path(group: "TyperGroup", words: list[str]) -> str:
+    """The command that the words name, as far as there is one."""
     names, commands = ["kt"], group.commands
-    for word in arguments:
+    for word in words:
         if word not in commands:
             break
         names.append(word)

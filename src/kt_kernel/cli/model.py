@@ -51,15 +51,15 @@ def list_models(
     if as_json:
         printing.print_json({"models": rows, "known": others} if everything else {"models": rows})
         return
-    if not rows:
+    if not rows and not others:
         printing.note(
             "model list", t("no models in {folders}; 'kt model list --all' shows known ones", folders=_folders_text())
         )
-    else:
+    if rows:
         columns = [t("Name"), t("Format"), t("Experts"), t("Method"), t("GB"), t("State"), t("Path")]
         printing.table(columns, [_row(row, verbose) for row in rows])
     if others:
-        columns = [t("Known"), t("Aliases"), t("Hub"), t("Experts"), t("Method"), t("GB")]
+        columns = [t("Known"), t("Aliases"), t("Experts"), t("Method"), t("GB")]
         printing.table(columns, [_known_row(row) for row in others])
 
 
@@ -304,4 +304,4 @@ def _row(facts: dict[str, object], verbose: bool) -> list[object]:
 
 def _known_row(facts: dict[str, object]) -> list[object]:
     experts = f"{facts['experts']}/{facts['top_k']}" if facts["experts"] else None
-    return [facts["name"], ", ".join(facts["aliases"]), facts["repo"], experts, facts["method"], facts["gb"]]
+    return [facts["name"], ", ".join(facts["aliases"]), experts, facts["method"], facts["gb"]]

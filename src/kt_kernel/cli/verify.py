@@ -48,7 +48,7 @@ def verify(
 ) -> None:
     """Compare the kernels with a reference in fp64, a layer of a model with torch, and its answers with bf16.
 
-    Exit code 1 if anything is further off than rounding allows. Example: kt verify demo --method INT4G
+    Exit code 1 if anything is further off than rounding allows.
     """
     from kt_kernel.bench.progress import Progress
     from kt_kernel.methods import NAMES
@@ -103,11 +103,8 @@ def _show(report: dict) -> None:
         variants = list(dict.fromkeys(row["variant"] for row in report["kernels"]))
         formats = list(dict.fromkeys(row["format"] for row in report["kernels"]))
         cells = {(row["format"], row["variant"]): _cell(row) for row in report["kernels"]}
-        table(
-            [t("Format"), *variants],
-            [[name, *(cells[name, variant] for variant in variants)] for name in formats],
-            t("Relative error of layers against fp64"),
-        )
+        print(t("Relative error of layers against fp64"))
+        table([t("Format"), *variants], [[name, *(cells[name, variant] for variant in variants)] for name in formats])
     if report["layer"]:
         _show_layer(report["layer"])
     if report["model"]:
