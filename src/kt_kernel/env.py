@@ -61,6 +61,11 @@ def hub_cache() -> str | None:
     return os.path.join(folder, "hub") if folder else None
 
 
+def hub_endpoint() -> str | None:
+    """HF_ENDPOINT: the address that huggingface_hub takes instead of huggingface.co."""
+    return os.environ.get("HF_ENDPOINT", "").strip() or None
+
+
 def conda() -> str | None:
     """CONDA_PREFIX: the conda environment that this process runs in; unset for none."""
     return os.environ.get("CONDA_PREFIX") or None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kt_kernel import yaml_file
-from kt_kernel.errors import UserError
+from kt_kernel.errors import Phrase, UserError
 from kt_kernel.folders import config_folder, data_folder
 
 FILE = "config.yaml"
@@ -29,7 +29,7 @@ class SettingsError(UserError):
 class Kind:
     """`parse` takes text, `accepts` what YAML made of the file. Both raise ValueError, or say False."""
 
-    name: str
+    name: Phrase
     parse: Callable[[str], Value]
     accepts: Callable[[object], bool]
 
@@ -60,17 +60,17 @@ def _is_plain(found: object, kind: type | tuple[type, ...]) -> bool:
     return isinstance(found, kind) and not isinstance(found, bool)
 
 
-TEXT = Kind("a text", str, lambda found: isinstance(found, str))
-WHOLE = Kind("a whole number", int, lambda found: _is_plain(found, int))
-NUMBER = Kind("a number", float, lambda found: _is_plain(found, (int, float)))
-SWITCH = Kind("yes or no", _switch, lambda found: isinstance(found, bool))
+TEXT = Kind(Phrase("a text"), str, lambda found: isinstance(found, str))
+WHOLE = Kind(Phrase("a whole number"), int, lambda found: _is_plain(found, int))
+NUMBER = Kind(Phrase("a number"), float, lambda found: _is_plain(found, (int, float)))
+SWITCH = Kind(Phrase("yes or no"), _switch, lambda found: isinstance(found, bool))
 TEXTS = Kind(
-    "texts, as in 'a,b' or '[a, b]'",
+    Phrase("a list, as in 'a,b'"),
     lambda text: _structure(list, text),
     lambda found: isinstance(found, str) or (isinstance(found, list) and all(isinstance(item, str) for item in found)),
 )
 NAMES = Kind(
-    "names with values, as in '{A: 1, B: x}'",
+    Phrase("names with values, as in '{A: 1, B: x}'"),
     lambda text: _structure(dict, text),
     lambda found: isinstance(found, dict),
 )
@@ -144,8 +144,16 @@ def is_set(name: str) -> bool:
 
 def set(name: str, text: str) -> Value:
     """Parses the text as the table says, and writes it."""
+    value = _parsed(name, _setting(name), text.strip())
+    assign(name, value)
+    return value
+
+
+def assign(name: str, value: Value) -> None:
+    """Writes a value that has the type of the table already."""
     setting = _setting(name)
-    value = _parsed(name, setting, text.strip())
+    if value is not None and not setting.kind.accepts(value):
+        raise _refused(name, setting, str(value))
     with yaml_file.changed(path()) as content:
         *folders, last = name.split(".")
         for folder in folders:
@@ -153,7 +161,6 @@ def set(name: str, text: str) -> Value:
                 content[folder] = {}
             content = content[folder]
         content[last] = value
-    return value
 
 
 def reset(name: str | None = None) -> None:
@@ -181,8 +188,9 @@ def _setting(name: str) -> Setting:
         near = (
             difflib.get_close_matches(name, SETTINGS, 3, 0.6) or [key for key in SETTINGS if last and last in key][:3]
         )
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(SETTINGS)}"
-        raise SettingsError(f"no setting is called '{name}'; {hint}")
+        if near:
+            raise SettingsError("no setting is called '{name}'; is it {near}?", name=name, near=", ".join(near))
+        raise SettingsError("no setting is called '{name}'; there are {names}", name=name, names=", ".join(SETTINGS))
     return SETTINGS[name]
 
 
@@ -192,17 +200,22 @@ def _parsed(name: str, setting: Setting, text: str) -> Value:
     try:
         value = setting.kind.parse(text)
     except ValueError:
-        raise SettingsError(f"{name} cannot be '{text}': it is {_legal(setting)}") from None
+        raise _refused(name, setting, text) from None
     if not _in_range(setting, value):
-        raise SettingsError(f"{name} cannot be '{text}': it is {_legal(setting)}")
+        raise _refused(name, setting, text)
     return value
 
 
-def _legal(setting: Setting) -> str:
+def _refused(name: str, setting: Setting, text: str) -> SettingsError:
+    return SettingsError("{name} cannot be '{text}': needed is {legal}", name=name, text=text, legal=_legal(setting))
+
+
+def _legal(setting: Setting) -> Phrase:
     if setting.choices:
-        return " or ".join(setting.choices)
+        return Phrase("one of {choices}", choices=", ".join(setting.choices))
     if setting.bounds:
-        return f"{setting.kind.name} from {setting.bounds[0]:g} to {setting.bounds[1]:g}"
+        low, high = (f"{bound:g}" if bound < 1e6 else str(bound) for bound in setting.bounds)
+        return Phrase("{kind} from {low} to {high}", kind=setting.kind.name, low=low, high=high)
     return setting.kind.name
 
 
@@ -225,7 +238,11 @@ def _value(name: str, setting: Setting, content: dict) -> Value:
         return setting.default.copy() if isinstance(setting.default, list | dict) else setting.default
     if not setting.kind.accepts(found) or not _in_range(setting, found):
         raise SettingsError(
-            f"{path()}: {name} is {found!r}, but must be {_legal(setting)}: correct it, or 'kt config reset {name}'"
+            "{file}: {name} is {found}, needed is {legal}: correct it, or 'kt config reset {name}'",
+            file=path(),
+            name=name,
+            found=repr(found),
+            legal=_legal(setting),
         )
     if setting.kind is NAMES:
         return {str(key): str(value) for key, value in found.items()}

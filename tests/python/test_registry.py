@@ -9,7 +9,7 @@ from kt_kernel import folders, methods, settings
 from kt_kernel.errors import UserError
 from kt_kernel.registry import user_models
 from kt_kernel.registry.find import Found, UnknownModelError, find
-from kt_kernel.registry.known import KNOWN, Known, known_models
+from kt_kernel.registry.known import BYTES, KNOWN, Known, known_models
 from kt_kernel.registry.user_models import UserModel
 
 # Billions of weights that the models' pages state; experts, attention and embeddings come out of the sizes.
@@ -51,23 +51,21 @@ def _home(home, monkeypatch):
     return home
 
 
-def weights(model: Known) -> float:
-    facts = model.facts
-    attention = facts.hidden * facts.head_dim * (2 * facts.heads + 2 * facts.kv_heads)
-    if mla := facts.mla:
-        query = mla.q_rank * (facts.hidden + facts.heads * (mla.nope + mla.rope))
-        rest = facts.hidden * (mla.kv_rank + mla.rope) + mla.kv_rank * facts.heads * (mla.nope + mla.value)
-        attention = query + rest + facts.heads * mla.value * facts.hidden
-    dense = facts.dense_layers * 3 * facts.hidden * facts.dense_intermediate
-    shared = facts.moe_layers * facts.shared_experts * 3 * facts.hidden * facts.moe_intermediate
-    embeddings = facts.vocab * facts.hidden * (1 if facts.tied else 2)
-    return facts.expert_weights + facts.layers * attention + dense + shared + embeddings
-
-
 @pytest.mark.parametrize("name", STATED)
 def test_the_sizes_of_a_known_model_add_up_to_what_it_is_said_to_have(name):
     model = next(model for model in KNOWN if model.name == name)
-    assert weights(model) / 1e9 == pytest.approx(STATED[name], rel=0.03)
+    facts = model.facts
+    total = facts.expert_weights + facts.rest_weights + facts.embedding_weights
+    assert total / 1e9 == pytest.approx(STATED[name], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [("DeepSeek-V3-0324", 671), ("Kimi-K2-Thinking", 594), ("gpt-oss-120b", 65.2), ("Qwen3-30B-A3B", 61.1)],
+)
+def test_a_checkpoint_is_as_large_as_on_the_hub(name, gigabytes):
+    model = next(model for model in KNOWN if model.name == name)
+    assert model.facts.bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
 
 
 def test_no_two_known_models_share_a_name():
@@ -80,7 +78,7 @@ def test_methods_and_encodings_of_the_table_exist():
     for model in KNOWN:
         assert model.method is None or model.method in methods.NAMES, model.name
         if model.facts:
-            assert {model.facts.encoding, model.facts.rest} <= set(methods.METHODS.values()), model.name
+            assert {model.facts.encoding, model.facts.rest} <= BYTES.keys() <= set(methods.METHODS.values()), model.name
             assert model.facts.top_k <= model.facts.experts
 
 

@@ -60,16 +60,16 @@ def test_text_becomes_what_the_table_says(name, text, value):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("server.port", "many", "server.port cannot be 'many': it is a whole number from 0 to 65535"),
+        ("server.port", "many", "server.port cannot be 'many': needed is a whole number from 0 to 65535"),
         ("server.port", "65536", "from 0 to 65535"),
         ("server.port", "1.5", "a whole number"),
         ("general.color", "maybe", "yes or no"),
-        ("general.language", "de", "auto or en or zh"),
+        ("general.language", "de", "one of auto, en, zh"),
         ("advanced.env", "[1]", "names with values"),
         ("advanced.env", "{", "names with values"),
         ("inference.mem_fraction_static", "nan", "a number from 0.05 to 1"),
-        ("server.prot", "1", "did you mean server.port or server.host?"),
-        ("port", "1", "did you mean server.port?"),
+        ("server.prot", "1", "is it server.port, server.host?"),
+        ("port", "1", "is it server.port?"),
         ("nothing.like.it", "1", "there are general.language, "),
         ("server", "1", "no setting is called 'server'"),
     ],
@@ -100,7 +100,7 @@ def test_what_others_wrote_stays():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("server: {port: many}", "server.port is 'many', but must be a whole number from 0 to 65535"),
+        ("server: {port: many}", "server.port is 'many', needed is a whole number from 0 to 65535"),
         ("server: {port: true}", "server.port is True"),
         ("server: {port: 99999}", "server.port is 99999"),
         ("server: [", "is no YAML"),

@@ -12,13 +12,15 @@ import kt_kernel
 from kt_kernel.bench import hybrid, kernels, peers, progress, results, roofline, serve, wheel
 from kt_kernel.bench.errors import BenchError
 from kt_kernel.bench.run import Findings, Settings
-from kt_kernel.cli import options
+from kt_kernel.cli import options, printing
+from kt_kernel.cli.language import t
 from kt_kernel.machine import system
 
 app = typer.Typer(
     help="Measure this machine, our kernels on it, and other implementations beside them.",
     invoke_without_command=True,
     rich_markup_mode=None,
+    epilog=printing.examples("kt bench", "kt bench limits --json"),
 )
 
 _RESULTS = Path("bench/results")
@@ -48,7 +50,7 @@ def _bench(
         raise typer.BadParameter(f"options go behind '{context.invoked_subcommand}'", param_hint="kt bench")
 
 
-@app.command()
+@app.command(epilog=printing.examples("kt bench limits --variant avx2"))
 def limits(
     threads: options.Threads = None,
     variant: options.Variant = None,
@@ -62,7 +64,7 @@ def limits(
     _run(len(settings.variants), [lambda *to: kernels.measure_limits(settings, *to)], as_json, None, save, machine)
 
 
-@app.command("kernels")
+@app.command("kernels", epilog=printing.examples("kt bench kernels --shape qwen3-30b --formats int4g --tokens 1,16"))
 def _kernels(
     threads: options.Threads = None,
     variant: options.Variant = None,
@@ -88,7 +90,7 @@ def _kernels(
     _run(len(settings.variants) * (1 + settings.points), parts, as_json, plot, save, machine)
 
 
-@app.command("hybrid")
+@app.command("hybrid", epilog=printing.examples("kt bench hybrid --shape dsv3"))
 def _hybrid(
     threads: options.Threads = None,
     variant: options.Variant = None,
@@ -113,7 +115,7 @@ def _hybrid(
     _run(len(settings.variants) * settings.points, parts, as_json, None, save, machine)
 
 
-@app.command("peers")
+@app.command("peers", epilog=printing.examples("kt bench peers --formats int4 --tokens 1"))
 def _peers(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="For both sides (default: the best of a few, for each).")
@@ -123,10 +125,13 @@ def _peers(
     ] = None,
     seconds: options.Seconds = 2.0,
     shape: options.ShapeNames = "dsv3",
-    formats: Annotated[str, typer.Option("--formats", help=f"Out of {','.join(_PEER_FORMATS)}.")] = "bf16,int8,int4",
+    formats: Annotated[
+        str, typer.Option("--formats", help=t("Out of {names}.", names=", ".join(_PEER_FORMATS)))
+    ] = "bf16,int8,int4",
     tokens: options.Tokens = "1,16,256,2048",
     peer_path: Annotated[
-        Path | None, typer.Option("--peer-path", help=f"An unpacked {wheel.RELEASED} wheel, instead of a download.")
+        Path | None,
+        typer.Option("--peer-path", help=t("An unpacked {wheel} wheel, instead of a download.", wheel=wheel.RELEASED)),
     ] = None,
     as_json: options.AsJson = False,
     save: options.Save = False,
@@ -150,7 +155,7 @@ def _peers(
     _run(len(names) * settings.points, parts, as_json, None, save, machine)
 
 
-@app.command("serve")
+@app.command("serve", epilog=printing.examples("kt bench serve --parts demo,http"))
 def _serve(
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Turns of each side.")] = 5,
@@ -177,7 +182,7 @@ def _serve(
     _run(settings.points, [lambda *to: serve.measure_serve(settings, *to)], as_json, None, save, machine)
 
 
-@app.command("quality")
+@app.command("quality", epilog=printing.examples("kt bench quality --methods BF16,INT4G"))
 def _quality(
     methods: Annotated[
         str | None, typer.Option("--methods", help="Out of BF16, AMXINT8, ..., separated by commas (default: all).")

@@ -20,7 +20,7 @@ Fast = Annotated[bool, typer.Option("--fast", help="Measure nothing.")]
 def doctor(verbose: Verbose = False, fast: Fast = False, as_json: options.AsJson = False) -> None:
     """Look for what keeps this machine from its speed: what it costs, and the command that mends it.
 
-    Measures the memory for a few seconds. Exit code 1 if something does not work. Example: kt doctor -v
+    Measures the memory for a few seconds. Exit code 1 if something does not work.
     """
     import kt_kernel
     from kt_kernel.doctor.checks import examine

@@ -3,18 +3,31 @@
 from functools import lru_cache
 
 from kt_kernel import env, settings
-from kt_kernel.errors import UserError
+from kt_kernel.errors import Phrase, UserError
 
 ENGLISH, CHINESE = "en", "zh"
 
 
-def t(text: str, **values: object) -> str:
-    """`text` in the user's language, with its {names} replaced by `values`."""
-    if language() == CHINESE:
-        from kt_kernel.cli.chinese import texts
-
-        text = texts().get(text, text)
+def t(text: str, /, **values: object) -> str:
+    """A literal text in the user's language, with its {names} replaced by `values`."""
+    text = translated(text)
     return text.format(**values) if values else text
+
+
+def say(phrase: Phrase) -> str:
+    """In the user's language, with phrases inside it."""
+    values = {name: say(value) if isinstance(value, Phrase) else value for name, value in phrase.values.items()}
+    text = translated(phrase.text)
+    return text.format(**values) if values else text
+
+
+def translated(text: str) -> str:
+    """Of texts that are in tables: help of options, meanings of settings."""
+    if language() != CHINESE:
+        return text
+    from kt_kernel.cli.chinese import texts
+
+    return texts().get(text, text)
 
 
 @lru_cache(1)

@@ -1,17 +1,18 @@
 """``kt``: the entry point."""
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, doctor, quant, run, verify
-from kt_kernel.cli.language import CHINESE, language
+from kt_kernel.cli import bench, chat, config, doctor, help, model, plan, printing, quant, run, verify, version
+from kt_kernel.cli.language import say
 from kt_kernel.errors import UserError
 
 if TYPE_CHECKING:
-    from typer.core import TyperCommand, TyperGroup
+    from typer.core import TyperGroup
 
 app = typer.Typer(
     help="Mixture-of-Experts layers on the CPU.",
@@ -19,11 +20,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command("run", epilog=printing.examples("kt run demo", "kt run m2 --dry-run"))(run.run)
+app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
+app.command("plan", epilog=printing.examples("kt plan demo", "kt plan qwen3-30b --context 16384"))(plan.plan)
+app.add_typer(model.app, name="model")
+app.command("quant", epilog=quant.EXAMPLES)(quant.quant)
+app.command("doctor", epilog=printing.examples("kt doctor", "kt doctor --fast --json"))(doctor.doctor)
+app.command("verify", epilog=printing.examples("kt verify --quick", "kt verify demo --method INT4G"))(verify.verify)
 app.add_typer(bench.app, name="bench")
-app.command("quant")(quant.quant)
-app.command("run")(run.run)
-app.command("doctor")(doctor.doctor)
-app.command("verify")(verify.verify)
+app.add_typer(config.app, name="config")
+app.command("version", epilog=printing.examples("kt version", "kt version --json"))(version.version)
 
 
 def _print_version(wanted: bool) -> None:
@@ -42,40 +48,55 @@ def _kt(
 
 
 def command() -> "TyperGroup":
-    """All commands, with their help in the user's language: what is given as plain text is translated here."""
+    """All commands, with help pages in the user's language."""
     group = typer.main.get_command(app)
-    if language() == CHINESE:
-        _translate(group)
+    help.prepare(group)
     return group
-
-
-def _translate(found: "TyperCommand | TyperGroup") -> None:
-    found.help = _translated(found.help)
-    for parameter in found.params:
-        if getattr(parameter, "help", None):
-            parameter.help = _translated(parameter.help)
-    for child in getattr(found, "commands", {}).values():
-        _translate(child)
-
-
-def _translated(text: str | None) -> str | None:
-    from kt_kernel.cli.chinese import texts
-
-    return text and texts().get(text, text)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and exits: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    words = sys.argv[1:] if arguments is None else arguments
+    group = command()
     try:
-        sys.exit(command().main(arguments, prog_name="kt", standalone_mode=False) or 0)
+        code = group.main(arguments, prog_name="kt", standalone_mode=False) or 0
+        sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        code = 130
+    except BrokenPipeError:
+        code = _nobody_reads()
     except UserError as error:
-        print(f"kt: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(1)
+        print(f"{_path(group, words)}: {' '.join(say(error.phrase).split())}", file=sys.stderr)
+        code = 1
     except Exception as error:
         # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
         if not hasattr(error, "format_message"):
             raise
-        print(f"kt: {error.format_message()}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        print(_wrong_usage(_path(group, words), error.format_message()), file=sys.stderr)
+        code = error.exit_code
+    sys.exit(code)
+
+
+def _wrong_usage(path: str, message: str) -> str:
+    if "\n" in message:  # a group without a command is answered with its help
+        return message
+    if message.endswith("?"):  # 'Did you mean ...?' is help already
+        return f"{path}: {message}"
+    return f"{path}: {message.rstrip('.')}; see '{path} --help'"
+
+
+def _path(group: "TyperGroup", words: list[str]) -> str:
+    """The command that the words name, as far as there is one."""
+    names, commands = ["kt"], group.commands
+    for word in words:
+        if word not in commands:
+            break
+        names.append(word)
+        commands = getattr(commands[word], "commands", {})
+    return " ".join(names)
+
+
+def _nobody_reads() -> int:
+    """As after `kt ... | head`: no complaint now, and none of Python's when it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1  # as typer, which notices when the pipe breaks earlier

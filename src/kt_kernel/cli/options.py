@@ -7,6 +7,7 @@ import typer
 
 from kt_kernel import _core
 from kt_kernel.bench import shapes
+from kt_kernel.cli.language import t
 
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Worker threads (default: every usable CPU).")]
 Variant = Annotated[
@@ -14,9 +15,12 @@ Variant = Annotated[
 ]
 Seconds = Annotated[float, typer.Option("--seconds", min=0.01, max=600, help="Time spent on each point.")]
 ShapeNames = Annotated[
-    str, typer.Option("--shape", help=f"{', '.join(shapes.SHAPES)}, all, or E,K,H,I; several separated by spaces.")
+    str,
+    typer.Option(
+        "--shape", help=t("{names}, all, or E,K,H,I; several separated by spaces.", names=", ".join(shapes.SHAPES))
+    ),
 ]
-Formats = Annotated[str, typer.Option("--formats", help=f"Out of {','.join(shapes.FORMATS)}.")]
+Formats = Annotated[str, typer.Option("--formats", help=t("Out of {names}.", names=", ".join(shapes.FORMATS)))]
 Tokens = Annotated[str, typer.Option("--tokens", help="Token counts, 1 to 16384, separated by commas.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Write a roofline plot to this PNG.")]

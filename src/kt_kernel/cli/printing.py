@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from kt_kernel import env, settings
+from kt_kernel.cli.language import t
 from kt_kernel.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,13 +36,20 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
     from rich.text import Text
 
     rows = [list(row) for row in rows]
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    frame = box.SIMPLE_HEAD if is_terminal() else None
+    shown = Table(box=frame, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(columns):
         numbers = all(isinstance(row[index], int | float | None) for row in rows)
-        shown.add_column(name, justify="right" if numbers and rows else "left", overflow="fold")
+        # Names are there to be copied: they are not broken.
+        shown.add_column(name, justify="right" if numbers and rows else "left", overflow="fold", no_wrap=index == 0)
     for row in rows:
         shown.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    console().print(shown)
+    out = console()
+    with out.capture() as text:
+        if title is not None:
+            out.print(Text(title))  # a title of the table would be broken at its width
+        out.print(shown)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.get().splitlines()))
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> None:
@@ -57,6 +65,11 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
 def print_json(value: object) -> None:
     """The only thing on stdout of a command with --json."""
     print(json.dumps(value, indent=1, ensure_ascii=False, default=str))
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command's help."""
+    return "\b\n" + "\n".join([t("Examples:"), *(f"  {line}" for line in lines)])
 
 
 def note(command: str, message: str) -> None:

@@ -7,11 +7,16 @@ from typing import Annotated
 import typer
 
 from kt_kernel import _core
+from kt_kernel.cli import printing
+from kt_kernel.cli.language import t
 from kt_kernel.convert import ConvertError, Outcome, Settings, convert
 from kt_kernel.convert.engine import QUANT_METHODS
 from kt_kernel.convert.source import INPUT_TYPES
 
 SCALES = {"searched": True, "largest": False}
+EXAMPLES = printing.examples(
+    "kt quant ~/models/Qwen3-30B-A3B --method int4g", "kt quant ./DeepSeek-V3 -m int8 -o /data/DeepSeek-V3-int8"
+)
 
 
 def quant(
@@ -21,10 +26,13 @@ def quant(
         Path | None, typer.Option("--output", "-o", help="Where the weights go (default: MODEL-METHOD, beside MODEL).")
     ] = None,
     quant_method: Annotated[
-        str, typer.Option("--quant-method", "--method", "-m", help=f"Out of {', '.join(QUANT_METHODS)}.")
+        str, typer.Option("--quant-method", "--method", "-m", help=t("Out of {names}.", names=", ".join(QUANT_METHODS)))
     ] = "int4",
     input_type: Annotated[
-        str, typer.Option("--input-type", "-i", help=f"Out of auto, {', '.join(INPUT_TYPES)}; found by itself.")
+        str,
+        typer.Option(
+            "--input-type", "-i", help=t("Out of {names}; found by itself.", names=", ".join(("auto", *INPUT_TYPES)))
+        ),
     ] = "auto",
     scales: Annotated[
         str, typer.Option("--scales", help="searched for the least squared error, or of the largest weight.")

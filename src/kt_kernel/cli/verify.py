@@ -48,7 +48,7 @@ def verify(
 ) -> None:
     """Compare the kernels with a reference in fp64, a layer of a model with torch, and its answers with bf16.
 
-    Exit code 1 if anything is further off than rounding allows. Example: kt verify demo --method INT4G
+    Exit code 1 if anything is further off than rounding allows.
     """
     from kt_kernel.bench.progress import Progress
     from kt_kernel.methods import NAMES

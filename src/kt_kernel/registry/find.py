@@ -5,13 +5,14 @@ too: where it was added, in the folders of models, in the cache of huggingface_h
 """
 
 import difflib
+import glob
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from kt_kernel import env, settings
-from kt_kernel.errors import UserError
+from kt_kernel.errors import Phrase, UserError
 from kt_kernel.registry import user_models
 from kt_kernel.registry.known import Known, known_models
 
@@ -23,8 +24,10 @@ class UnknownModelError(UserError):
     """`nearest`: names that look like it."""
 
     def __init__(self, text: str, nearest: list[str]):
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "'kt model list --all' shows what there is"
-        super().__init__(f"no model is called '{text}'; {hint} A folder or a hub id (org/name) is taken, too")
+        hint = Phrase("'kt model list --all' shows names; a folder, or a hub id (org/name), will do too")
+        if nearest:
+            hint = Phrase("did you mean {names}?", names=", ".join(nearest))
+        super().__init__("no model is called '{name}'; {hint}", name=text, hint=hint)
         self.text, self.nearest = text, nearest
 
 
@@ -45,17 +48,19 @@ def find(text: str) -> Found:
     if added := user_models.get(text):
         if not Path(added.path).exists():
             raise UserError(
-                f"'{added.name}' was in {added.path}, which is gone: 'kt model remove {added.name}', or bring it back"
+                "'{name}' was in {path}, which is gone: 'kt model remove {name}', or bring it back",
+                name=added.name,
+                path=added.path,
             )
         return Found(added.name, Path(added.path), added.repo_id, _of_repo(added.repo_id))
     if known := _by_name(text):
         return Found(known.name, local_copy(known.repo), known.repo, known)
-    if (folder := _in_folders(text)) or Path(text).exists():
-        return Found(text, folder or Path(text).absolute())
-    if _REPO.fullmatch(text):
-        known = _of_repo(text)
-        repo = known.repo if known else text
-        return Found(known.name if known else text.partition("/")[2], local_copy(repo), repo, known)
+    if path := _in_folders(text) or (Path(text).absolute() if Path(text).exists() else None):
+        return Found(path.stem if path.is_file() else path.name, path)
+    if repo := text if _REPO.fullmatch(text) else _cached_repo(text):
+        known = _of_repo(repo)
+        repo = known.repo if known else repo
+        return Found(known.name if known else repo.partition("/")[2], local_copy(repo), repo, known)
     raise UnknownModelError(text, _nearest(text))
 
 
@@ -77,7 +82,7 @@ def _is_path(text: str) -> bool:
 def _at(text: str) -> Found:
     path = Path(text).expanduser().absolute()
     if not path.exists():
-        raise UserError(f"'{text}' does not exist: give the folder of a model, or a GGUF file")
+        raise UserError("'{path}' does not exist: give the folder of a model, or a GGUF file", path=text)
     path = Path(os.path.normpath(path))
     added = next((model for model in user_models.user_models() if Path(model.path) == path), None)
     repo = added.repo_id if added else None
@@ -98,8 +103,15 @@ def _of_repo(repo: str | None) -> Known | None:
 
 
 def _in_folders(name: str) -> Path | None:
-    folders = [folder / name for folder in settings.model_folders()]
-    return next((folder for folder in folders if name and holds_model(folder)), None)
+    """As NAME, ORG/NAME or NAME.gguf in a folder of models, or one folder below."""
+    for folder in settings.model_folders() if name else ():
+        for place in [folder / name, *sorted(folder.glob(f"*/{glob.escape(name)}"))]:
+            if holds_model(place):
+                return place
+        for pattern in (f"{glob.escape(name)}.gguf", f"*/{glob.escape(name)}.gguf"):
+            if found := sorted(folder.glob(pattern)):
+                return found[0]
+    return None
 
 
 def holds_model(path: Path) -> bool:
@@ -121,6 +133,13 @@ def _in_hub_cache(repo: str) -> Path | None:
         return None
     snapshot = folder / "snapshots" / revision
     return snapshot if revision and holds_model(snapshot) else None
+
+
+def _cached_repo(name: str) -> str | None:
+    """The id of a model in the cache, by its name alone."""
+    folders = hub_cache().glob(f"models--*--{glob.escape(name)}")
+    repos = [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in sorted(folders)]
+    return next((repo for repo in repos if repo.partition("/")[2] == name and _in_hub_cache(repo)), None)
 
 
 def _nearest(text: str) -> list[str]:

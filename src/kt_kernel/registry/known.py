@@ -9,8 +9,12 @@ from pathlib import Path
 
 from kt_kernel import yaml_file
 from kt_kernel.folders import config_folder
+from kt_kernel.yaml_file import YamlFileError
 
 FILE = "registry.yaml"
+
+# Bytes of a weight in a checkpoint, with its share of the scales.
+BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32, "rawint4": 0.5 + 2 / 32}
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,33 @@ class Facts:
     def expert_weights(self) -> int:
         """Of all routed experts."""
         return self.moe_layers * self.experts * 3 * self.hidden * self.moe_intermediate
+
+    @property
+    def attention_weights(self) -> int:
+        """Of one layer."""
+        if self.mla is None:
+            return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        query = self.mla.q_rank * (self.hidden + self.heads * (self.mla.nope + self.mla.rope))
+        keys = self.hidden * (self.mla.kv_rank + self.mla.rope)
+        values = self.mla.kv_rank * self.heads * (self.mla.nope + self.mla.value)
+        return query + keys + values + self.heads * self.mla.value * self.hidden
+
+    @property
+    def rest_weights(self) -> int:
+        """Of all matrices but routed experts and embeddings."""
+        dense = self.dense_layers * 3 * self.hidden * self.dense_intermediate
+        shared = self.moe_layers * self.shared_experts * 3 * self.hidden * self.moe_intermediate
+        return self.layers * self.attention_weights + dense + shared
+
+    @property
+    def embedding_weights(self) -> int:
+        return self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def bytes(self) -> float:
+        """Of the checkpoint, to about 3 %. Embeddings are bf16 everywhere."""
+        experts, rest = self.expert_weights * BYTES[self.encoding], self.rest_weights * BYTES[self.rest]
+        return experts + rest + 2 * self.embedding_weights
 
 
 @dataclass(frozen=True)
@@ -204,7 +235,7 @@ def _added() -> list[Known]:
     path = config_folder() / FILE
     found = yaml_file.read(path).get("models") or {}
     if not isinstance(found, dict):
-        raise yaml_file.YamlFileError(f"{path}: 'models' must hold names of models: correct it, or move it away")
+        raise YamlFileError("{path}: 'models' must hold names of models: correct it, or move it away", path=path)
     return [_read(path, str(name), fields) for name, fields in found.items()]
 
 
@@ -212,8 +243,10 @@ def _read(path: Path, name: str, fields: object) -> Known:
     fields = fields if isinstance(fields, dict) else {}
     repo, aliases, options = fields.get("hf_repo"), fields.get("aliases") or [], fields.get("default_params") or {}
     if not isinstance(repo, str) or not isinstance(aliases, list) or not isinstance(options, dict):
-        raise yaml_file.YamlFileError(
-            f"{path}: model '{name}' needs hf_repo, as in 'org/name'; aliases are a list, default_params a mapping"
+        raise YamlFileError(
+            "{path}: model '{name}' needs hf_repo, as in 'org/name'; aliases are a list, default_params a mapping",
+            path=path,
+            name=name,
         )
     options = {str(key).replace("-", "_"): value for key, value in options.items()}
     method = options.pop("kt_method", None)

@@ -13,6 +13,7 @@ from pathlib import Path
 from kt_kernel import yaml_file
 from kt_kernel.errors import UserError
 from kt_kernel.folders import config_folder
+from kt_kernel.yaml_file import YamlFileError
 
 FILE = "user_models.yaml"
 _VERSION = "1.0"
@@ -60,7 +61,8 @@ def add(model: UserModel) -> None:
     with _changed() as models:
         if any(other.name.lower() == model.name.lower() for other in models):
             raise UserError(
-                f"a model is called '{model.name}' already: give another with --name, or 'kt model remove {model.name}'"
+                "a model is called '{name}' already: give another name with --name, or 'kt model remove {name}'",
+                name=model.name,
             )
         models.append(model)
 
@@ -82,10 +84,10 @@ def update(name: str, **values: object) -> None:
 def _models(content: dict) -> list[UserModel]:
     entries = content.get("models") or []
     if not isinstance(entries, list):
-        raise yaml_file.YamlFileError(f"{path()}: 'models' must be a list: correct it, or move it away")
+        raise YamlFileError("{path}: 'models' must be a list: correct it, or move it away", path=path())
     for entry in entries:
         if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("name", "path")):
-            raise yaml_file.YamlFileError(f"{path()}: a model without name and path: correct it, or move it away")
+            raise YamlFileError("{path}: a model lacks name or path: correct it, or move it away", path=path())
     return [
         UserModel(
             **{name: entry[name] for name in _OURS if name in entry},

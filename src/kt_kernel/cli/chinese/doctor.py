@@ -5,9 +5,8 @@ TEXTS = {
     "Also what checks looked at.": "同时显示检查依据的细节。",
     "Measure nothing.": "不做任何测量。",
     "Look for what keeps this machine from its speed: what it costs, and the command that mends it.\n\n"
-    "Measures the memory for a few seconds. Exit code 1 if something does not work. Example: kt doctor -v": (
-        "查找拖慢本机的原因：代价多大，用什么命令解决。\n\n"
-        "会用几秒钟测量内存。有功能无法工作时退出码为 1。示例：kt doctor -v"
+    "Measures the memory for a few seconds. Exit code 1 if something does not work.": (
+        "查找拖慢本机的原因：代价多大，用什么命令解决。\n\n会用几秒钟测量内存。有功能无法工作时退出码为 1。"
     ),
     "Check": "检查项",
     "Status": "状态",

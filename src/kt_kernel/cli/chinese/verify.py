@@ -18,11 +18,10 @@ TEXTS = {
     ),
     "Worker threads for the model (default: one for each core).": "模型的工作线程数（默认：每个物理核一个）。",
     "Run Python code that comes with the model.": "运行模型自带的 Python 代码。",
-    "JSON on stdout instead of tables.": "在标准输出打印 JSON，而不是表格。",
     "Compare the kernels with a reference in fp64, a layer of a model with torch, and its answers with bf16.\n\n"
-    "Exit code 1 if anything is further off than rounding allows. Example: kt verify demo --method INT4G": (
+    "Exit code 1 if anything is further off than rounding allows.": (
         "将内核与 fp64 参考结果比对，将模型的一层与 torch 比对，并将其输出与 bf16 比对。\n\n"
-        "任何误差超出舍入允许的范围时退出码为 1。示例：kt verify demo --method INT4G"
+        "任何误差超出舍入允许的范围时退出码为 1。"
     ),
     "'{name}' is not one of {legal}": "'{name}' 不在可选值中：{legal}",
     "'{name}' is not on this machine: 'kt model download {repo}' fetches it": (

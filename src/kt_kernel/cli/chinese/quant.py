@@ -1,0 +1,22 @@
+TEXTS = {
+    "Convert the experts of a checkpoint (bf16, f16, FP8, GPTQ, AWQ, ...) to int8 or int4 for the CPU.\n\nA conversion "
+    "that was interrupted goes on where it stopped, with the same command.": (
+        "把模型的专家（bf16、f16、FP8、GPTQ、AWQ 等）转换为 CPU 使用的 int8 或 int4。\n\n"
+        "转换中断后，用同样的命令从中断处继续。"
+    ),
+    "The folder of the model, or one safetensors file.": "模型的目录，或一个 safetensors 文件。",
+    "The same, as an option.": "同上，以选项给出。",
+    "Where the weights go (default: MODEL-METHOD, beside MODEL).": "权重的输出目录（默认：MODEL 旁边的 MODEL-METHOD）。",
+    "Out of {names}.": "可选：{names}。",
+    "Out of {names}; found by itself.": "可选：{names}；自动识别。",
+    "searched for the least squared error, or of the largest weight.": (
+        "searched：搜索平方误差最小的缩放；largest：取最大权重。"
+    ),
+    "Threads (default: every usable CPU).": "线程数（默认：全部可用 CPU）。",
+    "Not needed: the files fit any number.": "不需要：文件适用于任何数量。",
+    "Not needed: every layer is a file of its own.": "不需要：每层都是单独的文件。",
+    "Leave the layers below this one as they are.": "不处理这一层之前的层。",
+    "Not needed: no GPU is used.": "不需要：不使用 GPU。",
+    "Begin anew in a folder that holds other converted weights.": "目录中已有其他转换结果时重新开始。",
+    "Not needed: nothing is asked.": "不需要：不会询问。",
+}
