@@ -111,7 +111,12 @@ def test_what_came_damaged_is_named_and_the_model_is_not_added(kt, hub, folder):
     assert said.code == 1
     assert "model-1.safetensors: has another checksum than the hub says" in said.err
     assert user_models.user_models() == []
+    assert not (folder / "model-1.safetensors").exists()
     assert kt("download", "m2", "--no-verify").code == 0
+    assert "model-1.safetensors: wrong: has another checksum" in kt("verify", "m2").out
+    del hub.broken["model-1.safetensors"]
+    (folder / "model-1.safetensors").unlink()
+    assert kt("download", "m2").code == kt("verify", "m2").code == 0
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def _print_checks(name: str, checks: list["Check"], verbose: bool) -> None:
     wrong = [check for check in checks if not check.sound]
     for check in checks if verbose else wrong:
         print(f"{check.file}: {t('ok') if check.sound else t('wrong')}: {check.about}")
-    summed = sum(check.by_checksum for check in checks)
+    summed = sum(check.sound and check.by_checksum for check in checks)
     if wrong:
         print(
             t("{name}: {count} of {all} files are wrong: get them again", name=name, count=len(wrong), all=len(checks))
@@ -207,10 +207,12 @@ def _check_download(wanted: "Download", by_checksum: bool) -> None:
     expected = expected_digests(wanted.folder) if by_checksum else {}
     with _reading(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
         wrong = [result for result in check(wanted.folder, expected, progress) if not result.sound]
+    for result in wrong:
+        printing.note("model download", f"{result.file}: {result.about}")
+        if result.by_checksum:
+            (wanted.folder / result.file).unlink()  # else the next run would take it for done
     if wrong:
-        for result in wrong:
-            printing.note("model download", f"{result.file}: {result.about}")
-        printing.fail("model download", t("remove what is wrong, and run the same command again"))
+        printing.fail("model download", t("what came damaged was removed: the same command gets it again"))
 
 
 def _register(name: str, wanted: "Download") -> UserModel:

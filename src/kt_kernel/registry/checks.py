@@ -29,7 +29,7 @@ class Check:
     file: str
     sound: bool
     about: str  # what was compared, or what is wrong
-    by_checksum: bool = False
+    by_checksum: bool = False  # which told
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def _check_file(name: str, file: Path, expected: Expected | None, progress: Prog
         size = file.stat().st_size
         if expected and expected.bytes is not None and size != expected.bytes:
             return Check(name, False, f"has {size} bytes instead of {expected.bytes}")
+        if expected and digest(file, expected.digest, progress) != expected.digest:
+            return Check(name, False, f"has another checksum than {expected.source} says", by_checksum=True)
         if file.suffix == ".safetensors":
             _check_header(file, size)
         if expected is None:
             return Check(name, True, "header and size")
-        if digest(file, expected.digest, progress) != expected.digest:
-            return Check(name, False, f"has another checksum than {expected.source} says")
         return Check(name, True, f"checksum of {expected.source}", by_checksum=True)
     except (OSError, ValueError) as error:
         return Check(name, False, " ".join(str(error).split()))

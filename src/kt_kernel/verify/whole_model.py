@@ -30,7 +30,7 @@ def compare(path: Path, method: str, tokens: int, threads: int | None = None, tr
     weight_format = _format(path, method)
     plain = weight_format == "bf16"
     dtype = _dtype(path, plain)
-    windows = perplexity.windows_of(_tokenizer(path, trust_remote_code), tokens)
+    windows = _windows(path, tokens, trust_remote_code)
     reference = None if plain else "BF16"
     right = perplexity.log_probabilities(_load(path, reference, dtype, threads, trust_remote_code), windows)
     gc.collect()  # modules hold each other: without it both models are in memory
@@ -88,13 +88,17 @@ def _format(path: Path, method: str) -> str:
     return choose_format(method, path, layer, *sizes).format
 
 
-def _tokenizer(path: Path, trust_remote_code: bool):
+def _windows(path: Path, tokens: int, trust_remote_code: bool) -> list:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise NotMeasuredError(f"no tokenizer: {' '.join(str(error).split())}") from None
+    windows = perplexity.windows_of(tokenizer, tokens)
+    if windows[0].shape[1] < 2:  # transformers makes an empty one up where there are no files
+        raise NotMeasuredError(f"no tokenizer: {path} has no files of one")
+    return windows
 
 
 def _load(path: Path, method: str | None, dtype: str, threads: int | None, trust_remote_code: bool):

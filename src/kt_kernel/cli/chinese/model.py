@@ -99,5 +99,5 @@ TEXTS = {
         "{repo}：{count} 个文件，{size} GB，其中缺少 {missing} GB，下载到 {folder}"
     ),
     "Download?": "下载？",
-    "remove what is wrong, and run the same command again": "请删除有错误的文件，再运行同样的命令",
+    "what came damaged was removed: the same command gets it again": "损坏的文件已删除：请再运行同样的命令重新获取",
 }
