@@ -124,11 +124,16 @@ def test_paths(home):
         assert find(text) == Found("thing", folder), text
 
 
+def test_a_folder_that_is_called_as_on_the_hub_is_known(home):
+    model_folder(home / "MiniMax-M2")
+    assert find("./MiniMax-M2").known.name == "MiniMax-M2"
+
+
 def test_a_word_is_a_name_first_and_a_folder_second(home):
     model_folder(home / "m2")
     model_folder(home / "mine")
     assert find("m2").known.name == "MiniMax-M2"
-    assert find("./m2").path == home / "m2"
+    assert find("./m2") == Found("m2", home / "m2")
     assert find("mine") == Found("mine", home / "mine")
 
 
