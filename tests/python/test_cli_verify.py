@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_a_quick_run_of_some_formats(capsys):
     lines = said.out.splitlines()
     assert lines[0] == "Relative error of layers against fp64"
     assert lines[1].split() == ["Format", kt_kernel.__cpu_variant__]
-    assert [line.split()[0] for line in lines[3:5]] == ["bf16", "q8_0"]
+    assert [line.split()[0] for line in lines[2:4]] == ["bf16", "q8_0"]
     assert lines[-1].startswith("Right: 6 calls of kernels in ")
     assert said.err == ""
     assert "\x1b" not in said.out
@@ -80,8 +81,8 @@ def test_what_is_wrong_is_said_and_ends_with_1(capsys, monkeypatch):
     monkeypatch.setattr(run, "_verify_kernels", lambda request, watcher: [WRONG])
     assert kt("--quick") == 1
     said = capsys.readouterr()
-    assert said.out.splitlines()[3].split() == ["int8", "FAILED"]
-    assert said.out.splitlines()[-1].startswith("WRONG: ")
+    assert said.out.splitlines()[2].split() == ["int8", "FAILED"]
+    assert said.out.splitlines()[-1].startswith("NOT PROVEN RIGHT: ")
     assert said.err == "kt verify: int8 avx2: T=1: far off\n"
 
 
@@ -105,6 +106,16 @@ MODEL = {
 }
 
 
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "hidden_size": 64,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 4,
+}
+
+
 def test_a_model_is_shown(capsys, monkeypatch, tmp_path):
     asked = {}
 
@@ -114,6 +125,7 @@ def test_a_model_is_shown(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(run, "_verify_kernels", lambda request, watcher: [])
     monkeypatch.setattr(run, "_asked", answer)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert kt(str(tmp_path), "--method", "INT4G", "--layer", "3", "--quick", "--threads", "1") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Layer 3, INT4G (int4g), 2 experts, against torch: 0.1000 (limit 0.2000)"
@@ -130,9 +142,16 @@ def test_a_model_is_shown(capsys, monkeypatch, tmp_path):
     assert "Whole model: not measured (no memory)" in capsys.readouterr().out
 
 
-def test_a_folder_that_is_no_model_is_a_failure_with_its_reason(capsys, tmp_path):
-    assert kt(str(tmp_path), "--quick", "--formats", "bf16") == 1
-    assert "config.json does not exist" in capsys.readouterr().err
+def test_a_folder_that_is_no_model_is_refused_before_anything_runs(capsys, tmp_path):
+    assert kt(str(tmp_path)) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(r"kt verify: .*config\.json does not exist; .*\n", said.err)
+
+
+def test_an_error_of_a_comparison_is_its_failure():
+    (failure,) = run._asked("layer", path="/nowhere", layer_idx=None, method="auto", threads=None)["failures"]
+    assert failure.startswith("FileNotFoundError: /nowhere")
 
 
 class Dying:

@@ -1,5 +1,7 @@
 """``kt verify MODEL``: a layer against torch, and a whole model against itself in bf16."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,8 @@ from gguf_cases import Experts, write_gguf
 from hf_checkpoints import SIZES, encode_checkpoint, save_toy
 from layer_reference import Shape
 
+from kt_kernel.bench.quality import Nobody
+from kt_kernel.convert import Settings, convert
 from kt_kernel.verify import model_layer, whole_model
 from kt_kernel.verify.model_layer import check_layer, torch_moe
 from kt_kernel.verify.reference import Activation, moe
@@ -151,6 +155,22 @@ class TestWholeModel:
         assert whole_model._dtype(toy, plain=True) == "bfloat16"
         experts = 8 * 3 * SIZES["hidden_size"] * SIZES["moe_intermediate_size"]
         assert whole_model.needed_bytes(toy, 2, 0) - whole_model.needed_bytes(toy, 0, 0) == 2 * experts
+
+    def test_converted_weights_are_no_model_but_their_layers_are_checked(self, toy, tmp_path):
+        convert(Settings(toy, tmp_path / "int8", "int8"), Nobody())
+        with pytest.raises(NotMeasuredError, match="name the model that they were made of"):
+            compare(tmp_path / "int8", "auto", 32)
+        found = check_layer(tmp_path / "int8", threads=1)
+        assert (found["method"], found["relative_error"], found["failures"]) == ("AMXINT8", None, [])
+        assert 0 < found["limit_share"] < 1
+
+    def test_a_model_that_transformers_does_not_know(self, toy, tmp_path):
+        for file in toy.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        config = json.loads((toy / "config.json").read_text()) | {"model_type": "nobody", "architectures": ["Nobody"]}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(NotMeasuredError, match=r"^(transformers does not load it|no tokenizer): .*nobody"):
+            compare(tmp_path, "auto", 32)
 
     def test_no_tokenizer(self, toy, tmp_path):
         for name in ("config.json", "model.safetensors"):

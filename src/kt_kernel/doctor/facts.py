@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,7 +99,11 @@ def _settings() -> tuple[dict, str]:
     except UserError as wrong:
         folders, error = [], str(wrong)
         found = {"cpu_threads": None, "host": "127.0.0.1", "port": settings.SETTINGS["server.port"].default}
-    return found | {"disks": {str(folder): disk_of(folder) for folder in folders}}, error
+    disks = {}
+    for folder in folders:
+        with suppress(OSError):  # a folder that is not for us to look into
+            disks[str(folder)] = disk_of(folder)
+    return found | {"disks": disks}, error
 
 
 def _port_error(host: str, port: int) -> str:
