@@ -13,6 +13,7 @@ from test_readme import ROOT
 
 from kt_kernel import env, settings
 from kt_kernel.cli.main import command
+from kt_kernel.plan.sizes import checkpoint_bytes
 from kt_kernel.registry.known import KNOWN
 from kt_kernel.settings import SETTINGS
 
@@ -95,7 +96,7 @@ def variables_table() -> str:
 def models_table() -> str:
     rows = []
     for model in KNOWN:
-        size = f"{model.facts.bytes / 1e9:.0f}" if model.facts else ""
+        size = f"{checkpoint_bytes(model.facts) / 1e9:.0f}" if model.facts else ""
         experts = f"{model.facts.experts}, {model.facts.top_k} at a time" if model.facts else ""
         aliases = ", ".join(f"`{name}`" for name in model.aliases)
         rows.append([f"`{model.name}`", aliases, model.repo, experts, model.method or "", size])

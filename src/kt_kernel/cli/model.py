@@ -280,6 +280,8 @@ def _facts(found: Found) -> dict[str, object]:
 
 
 def _known_facts(name: str) -> dict[str, object]:
+    from kt_kernel.plan.sizes import checkpoint_bytes
+
     model = next(model for model in known_models() if model.name == name)
     facts = model.facts
     return {
@@ -290,7 +292,7 @@ def _known_facts(name: str) -> dict[str, object]:
         "experts": facts.experts if facts else None,
         "top_k": facts.top_k if facts else None,
         "layers": facts.layers if facts else None,
-        "gb": round(facts.bytes / _GB) if facts else None,
+        "gb": round(checkpoint_bytes(facts) / _GB) if facts else None,
     }
 
 
