@@ -148,7 +148,13 @@ CASES = {
         "25% of the read bandwidth: they run at 3600, and could at 4800",
         "BIOS",
     ),
-    "bandwidth": ({}, {"rates": Rates(52.0, 0.0)}, "52.0 GB/s, 34% of the channels' 154", "40%", "other findings"),
+    "bandwidth": (
+        {},
+        {"rates": Rates(52.0, 0.0)},
+        "52.0 GB/s, 34% of the channels' 154",
+        "40%",
+        "the memory settings of the BIOS",
+    ),
     "gpus taken": (
         {},
         {"gpus": (replace(GPU, free_bytes=44 * 10**9),), "torch_cuda": "13.0", "sglang_takes_kt": True},
@@ -258,6 +264,14 @@ def test_unknown_modules_are_said_to_be_unknown(tmp_path):
     assert "not known here" in found["modules"].value
     assert found["bandwidth"].value == "130.0 GB/s; what the channels could give is not known here"
     assert found["bandwidth"].status is Status.OK
+
+
+def test_low_bandwidth_names_its_causes(tmp_path):
+    files = {"/sys/kernel/mm/transparent_hugepage/enabled": "never"}
+    changes = {"rates": Rates(52.0, 0.5), "dimms": (*DIMMS, Dimm("0/E", 0)), "cpu_quota": 4.0}
+    found = findings(facts_of(tmp_path, files, **changes))
+    causes = "CPU quota, Other processes, Huge pages, Memory modules"
+    assert found["bandwidth"].fix == f"first what costs bandwidth above: {causes}"
 
 
 def test_a_cpuset_of_version_1(tmp_path):

@@ -30,7 +30,9 @@ def console(stream: str = "stdout") -> "Console":
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """On stdout. Columns whose cells are all numbers, or None, are set to the right; None is an empty cell."""
+    """On stdout. Columns whose cells are all numbers, or None, are set to the right; None is an empty cell, and
+    a Text of rich keeps its colour.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -43,7 +45,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
         # Names are there to be copied: they are not broken.
         shown.add_column(name, justify="right" if numbers and rows else "left", overflow="fold", no_wrap=index == 0)
     for row in rows:
-        shown.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        shown.add_row(*(cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row))
     out = console()
     with out.capture() as text:
         if title is not None:

@@ -95,6 +95,12 @@ def _path(model: str) -> str:
             "verify",
             t("'{name}' is not on this machine: 'kt model download {repo}' fetches it", name=model, repo=found.repo),
         )
+    from kt_kernel.weights import model_config
+
+    try:
+        model_config(found.path)
+    except (OSError, ValueError) as error:
+        fail("verify", str(error))
     return str(found.path)
 
 
@@ -118,7 +124,7 @@ def _show(report: dict) -> None:
     if report["ok"]:
         print(t("Right: {calls} calls of kernels in {seconds} s.", calls=calls, seconds=report["seconds"]))
     else:
-        print(t("WRONG: do not trust the output of this machine; the lines on stderr say where."))
+        print(t("NOT PROVEN RIGHT: do not trust this machine's output before the lines on stderr are gone."))
 
 
 def _cell(row: dict) -> str:

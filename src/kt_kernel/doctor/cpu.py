@@ -15,7 +15,7 @@ _SAVING = ("power", "balance_power")
 def processor(facts: Facts) -> Finding:
     machine = facts.machine
     value = t(
-        "{name}: {packages} sockets, {cores} cores, {cpus} CPUs",
+        "{name} (sockets: {packages}, cores: {cores}, CPUs: {cpus})",
         name=machine.cpu,
         packages=machine.packages,
         cores=machine.cores,

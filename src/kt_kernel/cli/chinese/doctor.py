@@ -16,14 +16,14 @@ TEXTS = {
     "error": "错误",
     "costs": "代价",
     "fix": "解决",
-    "{errors} errors, {warnings} warnings, {ok} ok": "{errors} 个错误，{warnings} 个警告，{ok} 项正常",
+    "errors: {errors}, warnings: {warnings}, ok: {ok}": "错误：{errors}，警告：{warnings}，正常：{ok}",
     "measuring the memory": "正在测量内存",
     "the memory could not be measured: {error}": "无法测量内存：{error}",
     "none": "无",
     # The processor.
     "CPU": "处理器",
-    "{name}: {packages} sockets, {cores} cores, {cpus} CPUs": (
-        "{name}：{packages} 路，{cores} 个物理核，{cpus} 个逻辑 CPU"
+    "{name} (sockets: {packages}, cores: {cores}, CPUs: {cpus})": (
+        "{name}（{packages} 路，{cores} 个物理核，{cpus} 个逻辑 CPU）"
     ),
     "Instruction set": "指令集",
     "{variant}: emulated, no instruction set of this CPU is used": "{variant}：软件模拟，没有使用本 CPU 的指令集",
@@ -122,7 +122,8 @@ TEXTS = {
     "{read} GB/s; what the channels could give is not known here": "{read} GB/s；此处无法得知通道的理论值",
     "{read} GB/s, {share} of the channels' {peak}": "{read} GB/s，为通道理论值 {peak} 的 {share}",
     "answers come at {share} of the speed that the memory allows": "生成速度只有内存所允许的 {share}",
-    "what the other findings name; else the memory settings of the BIOS": "见其他检查项；否则检查 BIOS 的内存设置",
+    "first what costs bandwidth above: {causes}": "先解决上面影响带宽的问题：{causes}",
+    "the memory settings of the BIOS: speed, interleaving, NPS or SNC": "检查 BIOS 的内存设置：频率、交织、NPS 或 SNC",
     "Reads across nodes": "跨节点读取",
     "another node is read at {share} of the speed of the own": "读取其他节点的速度为本节点的 {share}",
     "cores of node {cores} from memory of node {memory}: {rate} GB/s": (

@@ -30,8 +30,8 @@ TEXTS = {
     "Format": "格式",
     "Relative error of layers against fp64": "各层相对 fp64 的误差",
     "Right: {calls} calls of kernels in {seconds} s.": "正确：{seconds} 秒内完成 {calls} 次内核调用。",
-    "WRONG: do not trust the output of this machine; the lines on stderr say where.": (
-        "错误：请勿相信本机的输出；标准错误中的各行说明了位置。"
+    "NOT PROVEN RIGHT: do not trust this machine's output before the lines on stderr are gone.": (
+        "未能证明正确：在标准错误中的各行消失之前，请勿相信本机的输出。"
     ),
     "FAILED": "失败",
     "nothing to compare its weights with": "没有可比对的原始权重",
