@@ -81,7 +81,7 @@ def chat(
             session.ask(question)
             return
         say(t("{model} at {url}", model=options.model, url=server.url))
-        say(t("/help lists the commands, Ctrl-D leaves") + "\n")
+        say(t("/help lists the commands, Ctrl-D leaves"))
         _converse(session, data_folder() / "chat_questions" if keeps else None)
     except UserError as error:
         fail("chat", str(error))

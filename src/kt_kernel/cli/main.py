@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run", epilog=printing.examples("kt run demo", "kt run m2 --dry-run"))(run.run)
+app.command("run", epilog=run.EXAMPLES, context_settings=run.CONTEXT_SETTINGS)(run.run)
 app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
 app.command("plan", epilog=printing.examples("kt plan demo", "kt plan qwen3-30b --context 16384"))(plan.plan)
 app.add_typer(model.app, name="model")

@@ -1,5 +1,6 @@
 """``kt model``: the models on this machine, and those that can be had."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,10 @@ _GB = 1e9
 
 def model_names(incomplete: str) -> list[str]:
     """For completion in a shell."""
-    names = [DEMO, *(model.name for model in user_models.user_models())]
-    names += [word for model in known_models() for word in (model.name, *model.aliases)]
+    names = [DEMO]
+    with suppress(UserError):  # a damaged file is told by commands, not while somebody types
+        names += [model.name for model in user_models.user_models()]
+        names += [word for model in known_models() for word in (model.name, *model.aliases)]
     return [name for name in names if name.lower().startswith(incomplete.lower())]
 
 
@@ -277,6 +280,8 @@ def _facts(found: Found) -> dict[str, object]:
 
 
 def _known_facts(name: str) -> dict[str, object]:
+    from kt_kernel.plan.sizes import checkpoint_bytes
+
     model = next(model for model in known_models() if model.name == name)
     facts = model.facts
     return {
@@ -287,7 +292,7 @@ def _known_facts(name: str) -> dict[str, object]:
         "experts": facts.experts if facts else None,
         "top_k": facts.top_k if facts else None,
         "layers": facts.layers if facts else None,
-        "gb": round(facts.bytes / _GB) if facts else None,
+        "gb": round(checkpoint_bytes(facts) / _GB) if facts else None,
     }
 
 

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from kt_kernel import _core
+from kt_kernel import _core, settings
 from kt_kernel.cli import printing
 from kt_kernel.cli.language import t
 from kt_kernel.convert import ConvertError, Outcome, Settings, convert
 from kt_kernel.convert.engine import QUANT_METHODS
 from kt_kernel.convert.source import INPUT_TYPES
+from kt_kernel.registry.find import find
 
 SCALES = {"searched": True, "largest": False}
 EXAMPLES = printing.examples(
@@ -20,10 +21,15 @@ EXAMPLES = printing.examples(
 
 
 def quant(
-    model: Annotated[Path | None, typer.Argument(help="The folder of the model, or one safetensors file.")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(help="The folder of the model, one safetensors file, or a name.")
+    ] = None,
     input_path: Annotated[Path | None, typer.Option("--input-path", help="The same, as an option.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where the weights go (default: MODEL-METHOD, beside MODEL).")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Where the weights go (default: MODEL-METHOD in paths.weights, or beside MODEL)."
+        ),
     ] = None,
     quant_method: Annotated[
         str, typer.Option("--quant-method", "--method", "-m", help=t("Out of {names}.", names=", ".join(QUANT_METHODS)))
@@ -68,15 +74,36 @@ def quant(
     _check("--quant-method", quant_method, QUANT_METHODS)
     _check("--input-type", input_type, ("auto", *INPUT_TYPES))
     _check("--scales", scales, SCALES)
-    if output is None:
-        source = source.resolve()
-        output = source.with_name(f"{source.stem if source.is_file() else source.name}-{QUANT_METHODS[quant_method]}")
-    settings = Settings(
-        source, output, quant_method, input_type, SCALES[scales], threads, resume_layer, overwrite=overwrite
+    source = _located(source)
+    wanted = Settings(
+        source,
+        output or _default_output(source.resolve(), quant_method),
+        quant_method,
+        input_type,
+        SCALES[scales],
+        threads,
+        resume_layer,
+        overwrite=overwrite,
     )
-    code = run("kt quant", settings, unneeded(threadpool_count, no_merge, gpu))
+    code = run("kt quant", wanted, unneeded(threadpool_count, no_merge, gpu))
     if code:
         raise typer.Exit(code)
+
+
+def _located(source: Path) -> Path:
+    """A path, or where the model of this name is."""
+    if source.exists() or source.is_absolute():
+        return source
+    found = find(str(source))
+    if found.path is None:
+        printing.fail("quant", t("{name} is not here: kt model download {name}", name=found.name))
+    return found.path
+
+
+def _default_output(source: Path, quant_method: str) -> Path:
+    name = f"{source.stem if source.is_file() else source.name}-{QUANT_METHODS[quant_method]}"
+    weights = settings.get("paths.weights")
+    return Path(weights).expanduser() / name if weights else source.with_name(name)
 
 
 def _check(option: str, value: str, legal: object) -> None:

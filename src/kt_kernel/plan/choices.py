@@ -57,12 +57,16 @@ def has_sglang() -> bool:
         return False
 
 
-def choose_engine(machine: Machine, wanted: Wanted, sglang: bool) -> Choice:
-    """SGLang where it is installed and there is a GPU, else the embedded engine."""
-    if wanted.engine == SGLANG and not sglang:
-        raise UserError("SGLang is not installed: pip install sglang, or take --engine embedded")
-    if wanted.engine == SGLANG and not machine.gpus:
-        raise UserError("SGLang needs a GPU, and nvidia-smi lists none: take --engine embedded")
+def choose_engine(machine: Machine, wanted: Wanted, sglang: bool, only_shown: bool = False) -> Choice:
+    """SGLang where it is installed and there is a GPU, else the embedded engine.
+
+    `only_shown`: nothing will be started, so what is asked for need not be possible here.
+    """
+    if wanted.engine == SGLANG and not only_shown:
+        if not sglang:
+            raise UserError("SGLang is not installed: pip install sglang, or take --engine embedded")
+        if not machine.gpus:
+            raise UserError("SGLang needs a GPU, and nvidia-smi lists none: take --engine embedded")
     if wanted.engine is not None:
         return Choice("engine", wanted.engine, wanted.reason("engine"))
     if sglang and machine.gpus:

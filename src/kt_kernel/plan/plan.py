@@ -87,10 +87,11 @@ class Planner:
     folder: Path  # where the model is, or would be
     default_method: str | None = None  # the registry's
     sglang: bool = False  # whether it is installed
+    only_shown: bool = False  # nothing will be started
 
     def choose(self) -> Chosen:
         facts, wanted, room = self.model.facts, self.wanted, self.machine.available_bytes
-        engine = choices.choose_engine(self.machine, wanted, self.sglang)
+        engine = choices.choose_engine(self.machine, wanted, self.sglang, self.only_shown)
         beside = choices.rest_bytes(facts, engine.value)
         least = beside + choices.least_kv_bytes(facts, engine.value, wanted)
         method = choices.choose_method(facts, wanted, self.default_method, room, least)
@@ -99,7 +100,7 @@ class Planner:
         chosen = [engine, method, choices.choose_threads(self.machine, wanted)]
         chosen += [choices.choose_nodes(self.machine, wanted), context, slots]
         gpu = None
-        if engine.value == SGLANG:
+        if engine.value == SGLANG and self.machine.gpus:
             gpu = gpu_plan(facts, self._gpus(), context.value, wanted.gpu_experts)
             chosen.append(choices.gpu_choice(facts, gpu, wanted))
         by_name = {choice.name: choice for choice in chosen}

@@ -86,14 +86,15 @@ def _at(text: str) -> Found:
     path = Path(os.path.normpath(path))
     added = next((model for model in user_models.user_models() if Path(model.path) == path), None)
     repo = added.repo_id if added else None
-    return Found(added.name if added else path.name, path, repo, _of_repo(repo) or _by_name(path.name))
+    return Found(added.name if added else path.name, path, repo, _of_repo(repo) or _by_name(path.name, aliases=False))
 
 
-def _by_name(text: str) -> Known | None:
+def _by_name(text: str, aliases: bool = True) -> Known | None:
+    """By its name, an alias, or the name that it has on the hub. A folder that is called m2 may be anything."""
     wanted = text.lower()
     models = known_models()
     named = (model for model in models if model.name.lower() == wanted)
-    aliased = (model for model in models if wanted in map(str.lower, model.aliases))
+    aliased = (model for model in models if aliases and wanted in map(str.lower, model.aliases))
     repos = (model for model in models if model.repo.lower().partition("/")[2] == wanted)
     return next(named, None) or next(aliased, None) or next(repos, None)
 

@@ -15,7 +15,6 @@ TEXTS = {
     "set": "已设置",
     "Language of kt; auto is that of the system.": "kt 的语言；auto 表示跟随系统。",
     "Colours on a terminal.": "在终端中使用颜色。",
-    "Say more, as -v does.": "显示更多信息，与 -v 相同。",
     "Folders with models; downloads go into the first (default: kt's own).": (
         "存放模型的目录；下载到第一个（默认：kt 自己的目录）。"
     ),

@@ -4,9 +4,9 @@ TEXTS = {
         "把模型的专家（bf16、f16、FP8、GPTQ、AWQ 等）转换为 CPU 使用的 int8 或 int4。\n\n"
         "转换中断后，用同样的命令从中断处继续。"
     ),
-    "The folder of the model, or one safetensors file.": "模型的目录，或一个 safetensors 文件。",
+    "The folder of the model, one safetensors file, or a name.": "模型的目录、一个 safetensors 文件，或模型名称。",
     "The same, as an option.": "同上，以选项给出。",
-    "Where the weights go (default: MODEL-METHOD, beside MODEL).": "权重的输出目录（默认：MODEL 旁边的 MODEL-METHOD）。",
+    "Where the weights go (default: MODEL-METHOD in paths.weights, or beside MODEL).": "权重的输出目录（默认：paths.weights 中或 MODEL 旁边的 MODEL-METHOD）。",
     "Out of {names}.": "可选：{names}。",
     "Out of {names}; found by itself.": "可选：{names}；自动识别。",
     "searched for the least squared error, or of the largest weight.": (
