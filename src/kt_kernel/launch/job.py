@@ -89,6 +89,8 @@ def prepare(
         resolved = planned_of(found)
         folder = resolved.folder
         planner = Planner(resolved.model, machine, wanted, folder, resolved.default_method, sglang, only_shown)
+        if found.path is None and found.name != DEMO:
+            folder = folder / found.name  # where a download would put it
     except UserError as error:
         unplanned = say(error.phrase)
     if folder is None:
