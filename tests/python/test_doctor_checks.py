@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from doctor_cases import DIMMS, GIB, GPU, INSTALLED, TWO_NODES, facts_of, findings, meminfo, node
 
+from kt_kernel import _core
+from kt_kernel.doctor import cpu
 from kt_kernel.doctor.dimms import Dimm
 from kt_kernel.doctor.facts import Rates
 from kt_kernel.doctor.finding import Status
@@ -50,17 +52,17 @@ CASES = {
         {},
         {"variant": "avx2", "forced_variant": "avx2"},
         "avx2, although avx512_bf16 runs here",
-        "avx512_bf16",
+        "64 operations on int8 a cycle, with avx512_bf16 256",
         "unset KT_KERNEL_CPU_VARIANT",
     ),
     "instruction_set denied": (
         {},
         {"best_variant": "amx", "in_container": True},
         "denied the registers of amx",
-        "8 times slower",
+        "256 operations on int8 a cycle, with amx 2048",
         "seccomp=unconfined",
     ),
-    "instruction_set avx2": ({}, {"variant": "avx2", "best_variant": "avx2"}, "no AVX-512", "64 operations", ""),
+    "instruction_set avx2": ({}, {"variant": "avx2", "best_variant": "avx2"}, "no AVX-512", "with avx512_vnni 256", ""),
     "cpus affinity": (
         {"/sys/devices/system/cpu/online": "0-31"},
         {},
@@ -235,6 +237,11 @@ def test_a_finding_appears_and_goes_away(case, tmp_path):
     assert fix in found[check].fix
     others = {name for name, finding in found.items() if finding.status is not Status.OK} - {check}
     assert others <= ({"engine"} if case == "torch missing" else set())
+
+
+def test_every_instruction_set_has_its_figure():
+    native = {variant.name for variant in _core.variants() if not variant.emulated}
+    assert native == set(cpu._OPERATIONS)
 
 
 def test_values_that_are_no_trouble(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from encoded_weights import fp8_block
 from engine_cases import VOCABULARY, tiny_tokenizer
 from gguf_cases import Experts, write_gguf
-from hf_checkpoints import SIZES, encode_checkpoint, save_toy
+from hf_checkpoints import SIZES, encode_checkpoint, make_toy, save_toy
 from layer_reference import Shape
 
 from kt_kernel.bench.quality import Nobody
@@ -56,6 +56,19 @@ def test_a_layer_that_keeps_codes(fp8):
     found = check_layer(fp8, threads=1)
     assert (found["method"], found["format"], found["failures"]) == ("FP8", "fp8", [])
     assert found["relative_error"] < 0.006
+
+
+@pytest.mark.parametrize("method", ["auto", "INT4G"])
+def test_a_layer_with_biases_and_another_activation(method, tmp_path):
+    model = make_toy("gpt_oss", num_local_experts=8, moe_intermediate_size=SIZES["intermediate_size"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "experts" in name and name.endswith("bias"):
+                parameter.normal_(0, 0.3, generator=torch.Generator().manual_seed(len(name)))
+    model.save_pretrained(tmp_path)
+    found = check_layer(tmp_path, threads=1, method=method)
+    assert found["failures"] == []
+    assert found["relative_error"] > 0
 
 
 def test_a_layer_of_gguf(tmp_path):

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 import kt_kernel
-from kt_kernel.bench import hybrid, kernels, peers, progress, results, roofline, serve, wheel
+from kt_kernel.bench import hybrid, kernels, peers, progress, results, roofline, serve, shapes, wheel
 from kt_kernel.bench.errors import BenchError
 from kt_kernel.bench.run import Findings, Settings
-from kt_kernel.cli import options, printing
+from kt_kernel.cli import bench_options, options, printing
 from kt_kernel.cli.language import t
 from kt_kernel.machine import system
 
@@ -34,14 +34,14 @@ def _bench(
     context: typer.Context,
     threads: options.Threads = None,
     variant: options.Variant = None,
-    seconds: options.Seconds = 1.0,
-    shape: options.ShapeNames = "dsv3",
-    formats: options.Formats = "bf16,int8,int4,int4g",
-    tokens: options.Tokens = "1,16,256,2048",
+    seconds: bench_options.Seconds = 1.0,
+    shape: bench_options.ShapeNames = "dsv3",
+    formats: bench_options.Formats = "bf16,int8,int4,int4g",
+    tokens: bench_options.Tokens = "1,16,256,2048",
     as_json: options.AsJson = False,
-    plot: options.Plot = None,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    plot: bench_options.Plot = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """Without a subcommand: limits, then kernels."""
     if context.invoked_subcommand is None:
@@ -54,10 +54,10 @@ def _bench(
 def limits(
     threads: options.Threads = None,
     variant: options.Variant = None,
-    seconds: options.Seconds = 1.0,
+    seconds: bench_options.Seconds = 1.0,
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """Read bandwidth and arithmetic peaks of this machine."""
     settings = Settings(options.variants(variant), options.check_threads(threads), seconds)
@@ -68,23 +68,23 @@ def limits(
 def _kernels(
     threads: options.Threads = None,
     variant: options.Variant = None,
-    seconds: options.Seconds = 1.0,
-    shape: options.ShapeNames = "dsv3",
-    formats: options.Formats = "bf16,int8,int4,int4g",
-    tokens: options.Tokens = "1,16,256,2048",
+    seconds: bench_options.Seconds = 1.0,
+    shape: bench_options.ShapeNames = "dsv3",
+    formats: bench_options.Formats = "bf16,int8,int4,int4g",
+    tokens: bench_options.Tokens = "1,16,256,2048",
     as_json: options.AsJson = False,
-    plot: options.Plot = None,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    plot: bench_options.Plot = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """One MoE layer: GB/s, TFLOPS, and what share of the limits that is."""
     settings = Settings(
         options.variants(variant),
         options.check_threads(threads),
         seconds,
-        options.shape_list(shape),
-        options.format_list(formats),
-        options.token_list(tokens),
+        bench_options.shape_list(shape),
+        options.format_list(formats, shapes.FORMATS),
+        bench_options.token_list(tokens),
     )
     parts = [lambda *to: kernels.measure_limits(settings, *to), lambda *to: kernels.measure_kernels(settings, *to)]
     _run(len(settings.variants) * (1 + settings.points), parts, as_json, plot, save, machine)
@@ -94,22 +94,22 @@ def _kernels(
 def _hybrid(
     threads: options.Threads = None,
     variant: options.Variant = None,
-    seconds: options.Seconds = 1.0,
-    shape: options.ShapeNames = "dsv3",
-    formats: options.Formats = "bf16,int8,int4,int4g",
-    tokens: options.Tokens = "1,16,256,2048",
+    seconds: bench_options.Seconds = 1.0,
+    shape: bench_options.ShapeNames = "dsv3",
+    formats: bench_options.Formats = "bf16,int8,int4,int4g",
+    tokens: bench_options.Tokens = "1,16,256,2048",
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """One MoE layer beside a GPU: shares of the limits, overlap, and what submit and sync cost. Needs a GPU."""
     settings = Settings(
         options.variants(variant),
         options.check_threads(threads),
         seconds,
-        options.shape_list(shape),
-        options.format_list(formats),
-        options.token_list(tokens),
+        bench_options.shape_list(shape),
+        options.format_list(formats, shapes.FORMATS),
+        bench_options.token_list(tokens),
     )
     parts = [lambda *to: hybrid.measure_hybrid(settings, *to)]
     _run(len(settings.variants) * settings.points, parts, as_json, None, save, machine)
@@ -123,19 +123,19 @@ def _peers(
     variant: Annotated[
         str | None, typer.Option("--variant", help="Instruction sets (default: avx2 and the best one).")
     ] = None,
-    seconds: options.Seconds = 2.0,
-    shape: options.ShapeNames = "dsv3",
+    seconds: bench_options.Seconds = 2.0,
+    shape: bench_options.ShapeNames = "dsv3",
     formats: Annotated[
         str, typer.Option("--formats", help=t("Out of {names}.", names=", ".join(_PEER_FORMATS)))
     ] = "bf16,int8,int4",
-    tokens: options.Tokens = "1,16,256,2048",
+    tokens: bench_options.Tokens = "1,16,256,2048",
     peer_path: Annotated[
         Path | None,
         typer.Option("--peer-path", help=t("An unpacked {wheel} wheel, instead of a download.", wheel=wheel.RELEASED)),
     ] = None,
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """The released kt-kernel (GGUF types: llama.cpp) and us, in turns, each with its best thread count."""
     if peer_path is not None and not (peer_path / "kt_kernel").is_dir():
@@ -147,9 +147,9 @@ def _peers(
         names,
         options.check_threads(threads),
         seconds,
-        options.shape_list(shape),
+        bench_options.shape_list(shape),
         options.format_list(formats, _PEER_FORMATS),
-        options.token_list(tokens),
+        bench_options.token_list(tokens),
     )
     parts = [lambda *to: peers.measure_peers(settings, *to, peer_path)]
     _run(len(names) * settings.points, parts, as_json, None, save, machine)
@@ -168,8 +168,8 @@ def _serve(
     ] = None,
     memory: Annotated[float, typer.Option("--memory", min=1, help="GB for the large model.")] = 20.0,
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, a large model."""
     names = tuple(parts.split(","))
@@ -190,8 +190,8 @@ def _quality(
     tokens: Annotated[int | None, typer.Option("--tokens", min=2, help="Of the text (default: all).")] = None,
     page: Annotated[Path | None, typer.Option("--page", help="Write the table as Markdown to this file.")] = None,
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """What each method costs the demo model in perplexity."""
     from kt_kernel.bench import quality, quality_page
@@ -217,7 +217,7 @@ def _run(
     machine: str | None,
 ) -> None:
     """Measures, then prints, plots and saves. Anything that keeps a figure from being taken ends with exit code 1."""
-    machine = options.machine_name(machine)
+    machine = bench_options.machine_name(machine)
     findings = Findings()
     busy = system.busy_share()
     if busy > _QUIET:

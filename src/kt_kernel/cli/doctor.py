@@ -8,7 +8,7 @@ import typer
 from kt_kernel import settings
 from kt_kernel.cli import options
 from kt_kernel.cli.language import t
-from kt_kernel.cli.printing import note, print_json, table
+from kt_kernel.cli.printing import examples, note, print_json, table
 from kt_kernel.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what checks looked at.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Measure nothing.")]
+
+EXAMPLES = examples("kt doctor", "kt doctor --fast --json")
 
 
 def doctor(verbose: Verbose = False, fast: Fast = False, as_json: options.AsJson = False) -> None:

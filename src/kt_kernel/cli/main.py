@@ -1,5 +1,6 @@
 """``kt``: the entry point."""
 
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -7,29 +8,36 @@ from typing import TYPE_CHECKING
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, chat, config, doctor, help, model, plan, printing, quant, run, verify, version
+from kt_kernel.cli import help
 from kt_kernel.cli.language import say
 from kt_kernel.errors import UserError
 
 if TYPE_CHECKING:
     from typer.core import TyperGroup
 
-app = typer.Typer(
-    help="Mixture-of-Experts layers on the CPU.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-app.command("run", epilog=run.EXAMPLES, context_settings=run.CONTEXT_SETTINGS)(run.run)
-app.command("chat", epilog=chat.EXAMPLES)(chat.chat)
-app.command("plan", epilog=printing.examples("kt plan demo", "kt plan qwen3-30b --context 16384"))(plan.plan)
-app.add_typer(model.app, name="model")
-app.command("quant", epilog=quant.EXAMPLES)(quant.quant)
-app.command("doctor", epilog=printing.examples("kt doctor", "kt doctor --fast --json"))(doctor.doctor)
-app.command("verify", epilog=printing.examples("kt verify --quick", "kt verify demo --method INT4G"))(verify.verify)
-app.add_typer(bench.app, name="bench")
-app.add_typer(config.app, name="config")
-app.command("version", epilog=printing.examples("kt version", "kt version --json"))(version.version)
+# Modules of cli/. One that has an `app` is a group; else its function of the same name is the command.
+COMMANDS = ("run", "chat", "plan", "model", "quant", "doctor", "verify", "bench", "config", "version")
+
+
+def command(name: str | None = None) -> "TyperGroup":
+    """`kt` with one command, or with all: to import all of them takes half a second."""
+    app = typer.Typer(
+        help="Mixture-of-Experts layers on the CPU.",
+        invoke_without_command=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_kt)
+    for one in [name] if name in COMMANDS else COMMANDS:
+        module = importlib.import_module(f"kt_kernel.cli.{one}")
+        if group := getattr(module, "app", None):
+            app.add_typer(group, name=one)
+        else:
+            settings = getattr(module, "CONTEXT_SETTINGS", None)
+            app.command(one, epilog=module.EXAMPLES, context_settings=settings)(getattr(module, one))
+    kt = typer.main.get_command(app)
+    help.prepare(kt)
+    return kt
 
 
 def _print_version(wanted: bool) -> None:
@@ -38,7 +46,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _kt(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
@@ -47,17 +54,10 @@ def _kt(
         print(context.get_help())
 
 
-def command() -> "TyperGroup":
-    """All commands, with help pages in the user's language."""
-    group = typer.main.get_command(app)
-    help.prepare(group)
-    return group
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and exits: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     words = sys.argv[1:] if arguments is None else arguments
-    group = command()
+    group = command(words[0] if words else None)
     try:
         code = group.main(arguments, prog_name="kt", standalone_mode=False) or 0
         sys.stdout.flush()

@@ -6,7 +6,7 @@ import typer
 
 from kt_kernel.cli import options
 from kt_kernel.cli.language import t
-from kt_kernel.cli.printing import fail, note, print_json, table
+from kt_kernel.cli.printing import examples, fail, note, print_json, table
 
 Model = Annotated[
     str | None, typer.Argument(help="A folder, a name or 'demo': also compares a layer of it, and its answers.")
@@ -32,6 +32,8 @@ Threads = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
 ]
+
+EXAMPLES = examples("kt verify --quick", "kt verify demo --method INT4G")
 
 
 def verify(

@@ -30,16 +30,12 @@ TEXTS = {
     "10 to 100 times slower than vector instructions": "比向量指令慢 10 到 100 倍",
     "a CPU with AVX2 is needed": "需要支持 AVX2 的 CPU",
     "{variant}, although {best} runs here": "{variant}，但本机可以运行 {best}",
-    "what {best} has more than {variant}": "失去 {best} 相对 {variant} 的优势",
-    "{variant}: the system denied the registers of {best}": "{variant}：系统拒绝了 {best} 的寄存器",
-    "prompts are read up to 8 times slower: an AMX tile does 2048 operations a cycle, AVX-512 256": (
-        "读取提示词最多慢 8 倍：AMX 每周期 2048 次运算，AVX-512 为 256 次"
+    "prompts: a core does {now} operations on int8 a cycle, with {best} {then}; answers lose little": (
+        "提示词处理：每核每周期 {now} 次 int8 运算，使用 {best} 为 {then} 次；生成速度损失很小"
     ),
+    "{variant}: the system denied the registers of {best}": "{variant}：系统拒绝了 {best} 的寄存器",
     "Linux 5.16 or newer": "需要 Linux 5.16 或更新版本",
     "avx2: this CPU has no AVX-512 and no AMX": "avx2：本 CPU 没有 AVX-512 和 AMX",
-    "prompts: a core does 64 operations a cycle, with AVX-512 256, with AMX 2048; answers lose little": (
-        "提示词处理：每核每周期 64 次运算，AVX-512 为 256 次，AMX 为 2048 次；生成速度损失很小"
-    ),
     "Usable CPUs": "可用 CPU",
     "{usable} of {online}": "{online} 个中的 {usable} 个",
     "{usable} of {online}: a cpuset hides the others": "{online} 个中的 {usable} 个：其余被 cpuset 隐藏",
@@ -179,7 +175,7 @@ TEXTS = {
     ),
     "Proxies": "代理",
     "{variables}, not for this machine": "{variables}，不用于本机",
-    "{variables} are set, for this machine too": "已设置 {variables}，对本机也生效",
+    "also for this machine: {variables}": "对本机也生效：{variables}",
     "clients ask the proxy for the server on this machine, and get an error page": (
         "客户端会通过代理访问本机的服务，得到错误页面"
     ),
