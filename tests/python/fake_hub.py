@@ -17,7 +17,8 @@ class FakeHub:
 
     def __init__(self, repos: dict[str, dict[str, bytes]]):
         self.repos = repos
-        self.broken: dict[str, str] = {}  # file -> "error", "cut" (once, in the middle), "damaged"
+        # File -> "error", "damaged" or "cut" (in the middle): always, or a list of what happens first.
+        self.broken: dict[str, str | list[str]] = {}
         self.refused: dict[str, tuple[int, str]] = {}  # repo -> status, error code
         self.served: list[tuple[str, int]] = []  # files, and where they began
         hub = self
@@ -75,6 +76,8 @@ class FakeHub:
         begin = int(re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range", "bytes=0-"))[1])
         self.served.append((name, begin))
         how = self.broken.get(name)
+        if isinstance(how, list):
+            how = how.pop(0) if how else None
         if how == "error":
             self._send(request, 500, {}, b"")
             return
@@ -82,9 +85,7 @@ class FakeHub:
             data = data[:-1] + bytes([data[-1] ^ 1])
         if begin:
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
-        cut = how == "cut" and len(data) // 2
-        if cut:
-            del self.broken[name]
+        cut = (len(data) - begin) // 2 if how == "cut" else 0
         self._send(request, 206 if begin else 200, headers, data[begin:], cut=cut)
 
     def _send(

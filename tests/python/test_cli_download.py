@@ -91,18 +91,52 @@ def test_the_same_command_goes_on_with_what_is_missing(kt, hub, files, folder):
     assert (folder / broken).read_bytes() == files[broken]
 
 
-def test_a_connection_that_breaks_is_taken_up_in_the_middle(kt, hub, files, folder, monkeypatch):
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Files of this size count as large ones, and come in pieces."""
     from huggingface_hub import constants
 
+    from kt_kernel.registry import download
+
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr(download, "LARGE_BYTES", 1000)
+
+
+def test_a_connection_that_breaks_is_taken_up_in_the_middle(kt, hub, files, folder, small_pieces):
     cut = "model-2.safetensors"
-    hub.broken[cut] = "cut"
+    hub.broken[cut] = ["cut"]
     assert kt("download", "m2", "--dir", folder, "--name", "mine").code == 0
     first, second = [begin for name, begin in hub.served if name == cut]
-    assert first == 0
-    assert 0 < second <= len(files[cut]) // 2
+    assert (first, 0 < second <= len(files[cut]) // 2) == (0, True)
     assert (folder / cut).read_bytes() == files[cut]
     assert user_models.get("mine").path == str(folder)
+
+
+def test_a_large_file_goes_on_where_another_run_stopped(kt, hub, files, folder, small_pieces):
+    cut = "model-2.safetensors"
+    hub.broken[cut] = ["cut", "error"]
+    said = kt("download", "m2")
+    assert said.code == 1
+    assert "run the same command again" in said.err
+    assert not (folder / cut).exists()
+    (part,) = folder.rglob("*.part")
+    there = part.stat().st_size
+    assert 0 < there <= len(files[cut]) // 2
+    hub.served.clear()
+    assert kt("download", "m2").code == 0
+    assert [begin for name, begin in hub.served if name == cut] == [there]
+    assert (folder / cut).read_bytes() == files[cut]
+    assert "5 of 5 files by checksum" in kt("verify", "m2").out
+    assert not list(folder.rglob("*.part"))
+
+
+def test_what_is_left_of_another_version_of_a_file_is_not_used(kt, hub, files, folder, small_pieces):
+    old = folder / ".cache/huggingface/download" / "model-2.safetensors.0000.part"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"something else")
+    assert kt("download", "m2").code == 0
+    assert (folder / "model-2.safetensors").read_bytes() == files["model-2.safetensors"]
+    assert not old.exists()
 
 
 def test_what_came_damaged_is_named_and_the_model_is_not_added(kt, hub, folder):
@@ -198,7 +232,7 @@ def test_control_c_says_how_to_go_on(hub, folder):
         process.send_signal(2)
         said = process.stderr.read()
     assert process.returncode == 130, said
-    assert "interrupted; the same command goes on with the files that are missing" in said
+    assert "interrupted; the same command goes on with what is missing" in said
     assert user_models.user_models() == []
 
 

@@ -116,6 +116,7 @@ def test_a_path_that_does_not_exist_is_no_hub_id(text):
 def model_folder(path):
     path.mkdir(parents=True)
     (path / "config.json").write_text("{}")
+    (path / "model.safetensors").touch()
     return path
 
 
@@ -153,6 +154,8 @@ def test_a_model_that_was_downloaded_elsewhere_is_found(home):
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text("abc")
     assert find("olmoe").path == folder
+    (folder / "model.safetensors").unlink()  # as libraries leave it that looked at config.json only
+    assert find("olmoe").path is None
 
 
 def test_users_models(home):

@@ -100,7 +100,7 @@ def _checked(found: Found, quick: bool) -> list["Check"]:
         return [Check(str(path), False, t("is missing"))]
     try:
         expected = {} if quick else expected_digests(path)
-        with _reading(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
+        with _meter(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
             checks = check(path, expected, progress)
     except (ValueError, OSError) as error:
         return [Check(path.name, False, " ".join(str(error).split()))]
@@ -126,8 +126,8 @@ def _print_checks(name: str, checks: list["Check"], verbose: bool) -> None:
 
 
 @contextmanager
-def _reading(total: int) -> Iterator["Progress"]:
-    """A bar on stderr, for people."""
+def _meter(total: int) -> Iterator["Progress"]:
+    """What counts bytes: a bar on stderr, for people."""
     if not printing.is_terminal("stderr") or total == 0:
         yield lambda count: None
         return
@@ -158,7 +158,7 @@ def download(
 ) -> None:
     """Download a model from the hub.
 
-    A download that was interrupted goes on with the files that are missing, by the same command.
+    A download that was interrupted goes on where it stopped, by the same command.
     """
     from kt_kernel.registry import download as hub
 
@@ -173,9 +173,9 @@ def download(
     wanted = hub.prepare(found.repo, folder, revision, include, exclude)
     _announce(wanted, yes)
     try:
-        hub.fetch(wanted, bars=printing.is_terminal("stderr"))
+        hub.fetch(wanted, bars=printing.is_terminal("stderr"), meter=_meter)
     except KeyboardInterrupt:
-        printing.note("model download", t("interrupted; the same command goes on with the files that are missing"))
+        printing.note("model download", t("interrupted; the same command goes on with what is missing"))
         raise
     _check_download(wanted, settings.get("download.verify") if check is None else check)
     added = _register(name, wanted)
@@ -205,7 +205,7 @@ def _check_download(wanted: "Download", by_checksum: bool) -> None:
     from kt_kernel.registry.checks import check, expected_digests
 
     expected = expected_digests(wanted.folder) if by_checksum else {}
-    with _reading(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
+    with _meter(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
         wrong = [result for result in check(wanted.folder, expected, progress) if not result.sound]
     for result in wrong:
         printing.note("model download", f"{result.file}: {result.about}")

@@ -1,4 +1,5 @@
-"""Downloads a model of the hub by huggingface_hub: files that are there and unchanged are not fetched again.
+"""Downloads a model of the hub by huggingface_hub: files that are there and unchanged are not fetched again, and
+large ones go on where they stopped.
 
 Until all is there the folder may be used for nothing else; it is locked while a download runs.
 """
@@ -7,14 +8,15 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from kt_kernel import env, settings
 from kt_kernel.errors import UserError
+from kt_kernel.registry.resumable import LARGE_BYTES, fetch_large
 
 _SPARE = 1 << 30  # bytes that a disk keeps free
 _METADATA = Path(".cache") / "huggingface"
@@ -57,9 +59,13 @@ class Download:
         return sum(file.bytes for file in self.files)
 
     @property
+    def missing(self) -> list[HubFile]:
+        """Those that are not there in the size of the hub's."""
+        return [file for file in self.files if _size(self.folder / file.name) != file.bytes]
+
+    @property
     def missing_bytes(self) -> int:
-        """Of files that are not there in the size of the hub's."""
-        return sum(file.bytes for file in self.files if _size(self.folder / file.name) != file.bytes)
+        return sum(file.bytes for file in self.missing)
 
 
 def prepare(
@@ -84,11 +90,19 @@ def prepare(
     return download
 
 
-def fetch(download: Download, bars: bool) -> None:
-    """Fetches what is missing, and looks at the sizes of everything. `bars`: show progress on stderr."""
+def fetch(
+    download: Download, bars: bool, meter: Callable[[int], AbstractContextManager[Callable[[int], None]]]
+) -> None:
+    """Fetches what is missing, and looks at the sizes of everything.
+
+    `meter(total)` gives what counts the bytes of large files; `bars`: huggingface_hub may show its own for the others.
+    """
     hub = _import_hub()
     (hub.utils.enable_progress_bars if bars else hub.utils.disable_progress_bars)()
     with _locked(download.folder), _explained(download.repo, download.commit, download.endpoint):
+        large = [file.name for file in download.missing if file.bytes >= LARGE_BYTES]
+        with meter(sum(file.bytes for file in download.missing if file.name in large)) as progress:
+            fetch_large(download.repo, download.commit, large, download.folder, download.endpoint, progress)
         hub.snapshot_download(
             download.repo,
             revision=download.commit,

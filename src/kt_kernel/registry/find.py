@@ -116,10 +116,8 @@ def _in_folders(name: str) -> Path | None:
 
 
 def holds_model(path: Path) -> bool:
-    """A folder of a model, whole or in parts; nothing is opened."""
-    if not path.is_dir():
-        return False
-    return (path / "config.json").is_file() or any(path.glob("*.gguf"))
+    """A folder with weights of a model, all or some. Caches often have config.json alone, which is none."""
+    return path.is_dir() and any(any(path.glob(kind)) for kind in ("*.safetensors", "*.gguf", "_layer_*"))
 
 
 def hub_cache() -> Path:

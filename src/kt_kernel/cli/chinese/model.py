@@ -88,12 +88,13 @@ TEXTS = {
     "Only files like this, as in '*Q4_K_M*'; repeat for more.": "只下载匹配的文件，例如 '*Q4_K_M*'；可重复。",
     "No files like this; repeat for more.": "不下载匹配的文件；可重复。",
     "Compare checksums (default: download.verify).": "比较校验和（默认：download.verify）。",
-    "Download a model from the hub.\n\nA download that was interrupted goes on with the files that are missing, by the same "
-    "command.": "从 hub 下载模型。\n\n下载中断后，用同样的命令继续下载缺少的文件。",
+    "Download a model from the hub.\n\nA download that was interrupted goes on where it stopped, by the same command.": (
+        "从 hub 下载模型。\n\n下载中断后，用同样的命令从中断处继续。"
+    ),
     "'{model}' is no model of the hub: give a known name, or org/name": (
         "'{model}' 不是 hub 上的模型：请给出已知名称，或 org/name"
     ),
-    "interrupted; the same command goes on with the files that are missing": ("已中断；用同样的命令继续下载缺少的文件"),
+    "interrupted; the same command goes on with what is missing": ("已中断；用同样的命令继续下载缺少的文件"),
     "{name} is in {path}": "{name} 在 {path}",
     "{repo}: {count} files, {size} GB, of which {missing} GB are missing, into {folder}": (
         "{repo}：{count} 个文件，{size} GB，其中缺少 {missing} GB，下载到 {folder}"
