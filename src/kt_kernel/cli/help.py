@@ -17,8 +17,7 @@ _SPACES = 2
 # What typer calls the types of values.
 _TYPES = {"int": "N", "float": "X", "str": "TEXT", "path": "PATH"}
 _TYPE = re.compile(r"<(list\[)?(int|float|str|path)\]?( range)?>", re.IGNORECASE)
-# Where a line may be broken: at spaces, and behind Chinese characters with what may not begin a line. What is in brackets
-# stays together.
+# Where a line may be broken: at spaces, not in brackets, and behind Chinese characters with what may not begin a line.
 _WIDE = "\u2e80-\u303f\u3400-\u9fff\uff00-\uffef"
 _CLOSING = "，。；：？！、）》」』”’"  # noqa: RUF001
 _PIECES = re.compile(rf"\[[^]]*\]|[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*|\s+")
