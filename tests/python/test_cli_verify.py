@@ -38,6 +38,7 @@ def test_a_quick_run_of_some_formats(capsys):
     assert lines[0] == "Relative error of layers against fp64"
     assert lines[1].split() == ["Format", kt_kernel.__cpu_variant__]
     assert [line.split()[0] for line in lines[2:4]] == ["bf16", "q8_0"]
+    assert lines[4] == "Slices for 1, 2, 4 GPUs, byte by byte: bf16"
     assert lines[-1].startswith("Right: 6 calls of kernels in ")
     assert said.err == ""
     assert "\x1b" not in said.out
@@ -79,7 +80,7 @@ WRONG = {"format": "int8", "variant": "avx2", "failures": ["T=1: far off"], "rel
 
 def test_what_is_wrong_is_said_and_ends_with_1(capsys, monkeypatch):
     monkeypatch.setattr(run, "_verify_kernels", lambda request, watcher: [WRONG])
-    assert kt("--quick") == 1
+    assert kt("--quick", "--formats", "int8") == 1
     said = capsys.readouterr()
     assert said.out.splitlines()[2].split() == ["int8", "FAILED"]
     assert said.out.splitlines()[-1].startswith("NOT PROVEN RIGHT: ")
@@ -124,6 +125,7 @@ def test_a_model_is_shown(capsys, monkeypatch, tmp_path):
         return {"layer": LAYER, "model": MODEL}[call]
 
     monkeypatch.setattr(run, "_verify_kernels", lambda request, watcher: [])
+    monkeypatch.setattr(run, "_verify_slices", lambda request: [])
     monkeypatch.setattr(run, "_asked", answer)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert kt(str(tmp_path), "--method", "INT4G", "--layer", "3", "--quick", "--threads", "1") == 0
@@ -180,6 +182,7 @@ class Dying:
 def test_a_kernel_that_kills_its_process_is_named_and_the_others_go_on(monkeypatch):
     monkeypatch.setattr(run, "_client", Dying)
     watcher = Watcher()
+    monkeypatch.setattr(run, "_verify_slices", lambda request: [])
     request = run.Request(formats=("bf16", "int8"), variants=("avx512_base", "avx2"))
     report = run.verify(request, watcher)
     assert not report["ok"]
@@ -191,6 +194,16 @@ def test_a_kernel_that_kills_its_process_is_named_and_the_others_go_on(monkeypat
     ]
     assert watcher.said == ["bf16", "int8"]
     assert watcher.points == request.points == 2
+
+
+def test_slices_that_are_wrong_are_said(capsys, monkeypatch):
+    wrong = {"format": "rawint4", "ranks": [1, 2, 4], "failures": ["slices from 2 sub-pools: w2_scale of rank 1 of 4"]}
+    monkeypatch.setattr(run, "_verify_kernels", lambda request, watcher: [])
+    monkeypatch.setattr(run, "_verify_slices", lambda request: [wrong])
+    assert kt("--quick") == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].endswith(": rawint4 FAILED")
+    assert said.err == "kt verify: rawint4: slices from 2 sub-pools: w2_scale of rank 1 of 4\n"
 
 
 def test_a_client_names_the_signal():

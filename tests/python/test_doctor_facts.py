@@ -1,9 +1,11 @@
 """What checks are made of: lists of modules, versions of packages, and facts of this machine."""
 
+import os
 import re
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doctor_cases import write
@@ -168,6 +170,15 @@ class TestThisMachine:
         number = facts.mbind_errno()
         assert number >= 0
         assert facts.error_name(1).startswith("EPERM (")
+
+    def test_every_node_reads_its_own_and_the_others(self, monkeypatch):
+        cpu_of = sorted(os.sched_getaffinity(0))[0]
+        nodes = [SimpleNamespace(id=n, memory_id=0, cpus=[cpu_of], physical_cores=1) for n in (0, 1)]
+        monkeypatch.setattr(_core, "topology", lambda: SimpleNamespace(nodes=nodes))
+        found = measure.DoctorSide().rates(0.01, 0.01)
+        assert set(found["local"]) == {0, 1}
+        assert [(cores, memory) for cores, memory, _ in found["remote"]] == [(0, 1), (1, 0)]
+        assert all(rate > 0 for _, _, rate in found["remote"])
 
     def test_bandwidth(self, monkeypatch):
         monkeypatch.setattr(measure, "_SECONDS", 0.02)

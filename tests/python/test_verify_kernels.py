@@ -5,7 +5,7 @@ import pytest
 
 import kt_kernel
 from kt_kernel import _core
-from kt_kernel.verify import codes, kernels, random_experts
+from kt_kernel.verify import codes, gpu_slices, kernels, random_experts
 from kt_kernel.verify.codes import Encoded, encode
 from kt_kernel.verify.random_experts import formats, random_expert
 
@@ -85,6 +85,14 @@ def test_packing_that_differs_between_instruction_sets_is_found(monkeypatch):
     assert outcome.failures == []
     kernels._check_weights(outcome, "here", experts, wrong(weights), weights)
     assert outcome.failures == ["here: weights are not packed as on other instruction sets"]
+
+
+@pytest.mark.parametrize("weight_format", gpu_slices.FORMATS)
+def test_slices_for_gpus_are_the_bytes_of_the_file(weight_format, monkeypatch):
+    assert gpu_slices.check_slices(weight_format)["failures"] == []
+    right = gpu_slices.Experts.slices
+    monkeypatch.setattr(gpu_slices.Experts, "slices", lambda self, expert, ranks, rank: right(self, 0, ranks, rank))
+    assert "slices from 1 sub-pools: w13_weight of rank 0 of 1" in gpu_slices.check_slices(weight_format)["failures"]
 
 
 def test_shares_of_the_limit():

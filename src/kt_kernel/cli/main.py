@@ -36,6 +36,7 @@ def command(name: str | None = None) -> "TyperGroup":
             settings = getattr(module, "CONTEXT_SETTINGS", None)
             app.command(one, epilog=module.EXAMPLES, context_settings=settings)(getattr(module, one))
     kt = typer.main.get_command(app)
+    kt.commands = {one: kt.commands[one] for one in COMMANDS if one in kt.commands}  # typer puts groups last
     help.prepare(kt)
     return kt
 
@@ -56,25 +57,30 @@ def _kt(
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and exits: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    words = sys.argv[1:] if arguments is None else arguments
-    group = command(words[0] if words else None)
     try:
-        code = group.main(arguments, prog_name="kt", standalone_mode=False) or 0
-        sys.stdout.flush()
+        code = _run(sys.argv[1:] if arguments is None else arguments)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    kt = command(words[0] if words else None)
+    try:
+        code = kt.main(words, prog_name="kt", standalone_mode=False) or 0
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
-        code = _nobody_reads()
+        return _nobody_reads()
     except UserError as error:
-        print(f"{_path(group, words)}: {' '.join(say(error.phrase).split())}", file=sys.stderr)
-        code = 1
+        print(f"{_path(kt, words)}: {' '.join(say(error.phrase).split())}", file=sys.stderr)
+        return 1
     except Exception as error:
         # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
-        if not hasattr(error, "format_message"):
+        if isinstance(error, typer.Abort) or not hasattr(error, "format_message"):
             raise
-        print(_wrong_usage(_path(group, words), error.format_message()), file=sys.stderr)
-        code = error.exit_code
-    sys.exit(code)
+        print(_wrong_usage(_path(kt, words), error.format_message()), file=sys.stderr)
+        return error.exit_code
 
 
 def _wrong_usage(path: str, message: str) -> str:

@@ -107,18 +107,23 @@ def _path(model: str) -> str:
 
 
 def _show(report: dict) -> None:
+    from kt_kernel.verify.run import parts_of
+
     if report["kernels"]:
         variants = list(dict.fromkeys(row["variant"] for row in report["kernels"]))
         formats = list(dict.fromkeys(row["format"] for row in report["kernels"]))
         cells = {(row["format"], row["variant"]): _cell(row) for row in report["kernels"]}
         print(t("Relative error of layers against fp64"))
         table([t("Format"), *variants], [[name, *(cells[name, variant] for variant in variants)] for name in formats])
+    if report["slices"]:
+        names = [f"{row['format']} {t('FAILED')}" if row["failures"] else row["format"] for row in report["slices"]]
+        ranks = ", ".join(map(str, report["slices"][0]["ranks"]))
+        print(t("Slices for {ranks} GPUs, byte by byte: {names}", ranks=ranks, names=", ".join(names)))
     if report["layer"]:
         _show_layer(report["layer"])
     if report["model"]:
         _show_model(report["model"])
-    parts = [*report["kernels"], report["layer"] or {}, report["model"] or {}]
-    for part in parts:
+    for part in parts_of(report):
         name = " ".join(str(part[key]) for key in ("format", "variant") if key in part)
         for failure in part.get("failures", ()):
             note("verify", f"{name}: {failure}" if name else failure)

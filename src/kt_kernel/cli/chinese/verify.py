@@ -34,6 +34,7 @@ TEXTS = {
         "未能证明正确：在标准错误中的各行消失之前，请勿相信本机的输出。"
     ),
     "FAILED": "失败",
+    "Slices for {ranks} GPUs, byte by byte: {names}": "为 {ranks} 个 GPU 切分，逐字节比对：{names}",
     "nothing to compare its weights with": "没有可比对的原始权重",
     "Layer {layer}, {method} ({format}), {count} experts, against torch: {error} (limit {limit})": (
         "第 {layer} 层，{method}（{format}），{count} 个专家，与 torch 比对：{error}（上限 {limit}）"
