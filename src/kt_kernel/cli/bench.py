@@ -47,7 +47,7 @@ def _bench(
     if context.invoked_subcommand is None:
         _kernels(threads, variant, seconds, shape, formats, tokens, as_json, plot, save, machine)
     elif any(context.get_parameter_source(name).name == "COMMANDLINE" for name in context.params):
-        raise typer.BadParameter(f"options go behind '{context.invoked_subcommand}'", param_hint="kt bench")
+        options.reject("kt bench", t("options go behind '{command}'", command=context.invoked_subcommand))
 
 
 @app.command(epilog=printing.examples("kt bench limits --variant avx2"))
@@ -139,9 +139,7 @@ def _peers(
 ) -> None:
     """The released kt-kernel (GGUF types: llama.cpp) and us, in turns, each with its best thread count."""
     if peer_path is not None and not (peer_path / "kt_kernel").is_dir():
-        raise typer.BadParameter(
-            f"'{peer_path}' holds no kt_kernel folder: unpack the wheel there", param_hint="--peer-path"
-        )
+        options.reject("--peer-path", t("'{path}' holds no kt_kernel folder: unpack the wheel there", path=peer_path))
     names = options.variants(variant) if variant else list(dict.fromkeys(["avx2", kt_kernel.__cpu_variant__]))
     settings = Settings(
         names,
@@ -174,8 +172,7 @@ def _serve(
     """Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, a large model."""
     names = tuple(parts.split(","))
     for name in names:
-        if name not in serve.PARTS:
-            raise typer.BadParameter(f"'{name}' is not one of {', '.join(serve.PARTS)}", param_hint="--parts")
+        options.check_one("--parts", name, serve.PARTS)
     settings = serve.ServeSettings(
         options.check_threads(threads), rounds, steps, names, layers, int(memory * 1_000_000_000)
     )
@@ -199,8 +196,7 @@ def _quality(
     wanted = methods.split(",") if methods else None
     known = dict.fromkeys(case.method for case in quality.CASES)
     for name in wanted or ():
-        if name not in known:
-            raise typer.BadParameter(f"'{name}' is not one of {', '.join(known)}", param_hint="--methods")
+        options.check_one("--methods", name, known)
     cases = [case for case in quality.CASES if wanted is None or case.method in wanted]
     parts = [lambda *to: quality.measure_quality(cases, *to, tokens)]
     if page is not None:
@@ -221,7 +217,13 @@ def _run(
     findings = Findings()
     busy = system.busy_share()
     if busy > _QUIET:
-        findings.note(f"other processes used {busy:.0%} of the CPUs at the start: times and ratios suffer, peers' most")
+        share = f"{busy:.0%}"
+        findings.note(
+            t(
+                "other processes used {share} of the CPUs at the start: times and ratios suffer, peers' most",
+                share=share,
+            )
+        )
     try:
         with progress.Progress(points) as bar:
             for part in parts:
@@ -235,10 +237,10 @@ def _run(
             report.show(run)
         if plot is not None:
             roofline.plot(run, plot)
-            print(f"wrote {plot}", file=sys.stderr)
+            print(t("wrote {path}", path=plot), file=sys.stderr)
         if save:
             for path in results.save(run, _RESULTS, machine):
-                print(f"wrote {path}", file=sys.stderr)
+                print(t("wrote {path}", path=path), file=sys.stderr)
         if findings.failed:
             raise typer.Exit(1)
     except (BenchError, OSError) as error:

@@ -34,21 +34,24 @@ def shape_list(text: str) -> list[shapes.Shape]:
         found = [shapes.parse(part) for part in text.split()]
     except ValueError as error:
         reject("--shape", str(error))
-    return found or reject("--shape", f"is empty; legal: {', '.join(shapes.SHAPES)}, all, or E,K,H,I")
+    return found or reject("--shape", t("is empty; legal: {names}, all, or E,K,H,I", names=", ".join(shapes.SHAPES)))
 
 
 def token_list(text: str) -> list[int]:
     counts = []
     for part in text.split(","):
         if not part.strip().isdecimal() or not 1 <= int(part) <= MAX_TOKENS:
-            reject(
-                "--tokens", f"'{part}' is not a number from 1 to {MAX_TOKENS}; give one or several, separated by commas"
+            message = t(
+                "'{text}' is not a number from 1 to {most}; give one or several, separated by commas",
+                text=part,
+                most=MAX_TOKENS,
             )
+            reject("--tokens", message)
         counts.append(int(part))
     return counts
 
 
 def machine_name(name: str | None) -> str | None:
     if name is not None and (not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith(".")):
-        reject("--machine", f"'{name}' is not a file name; legal: letters, digits, '-', '_' and '.'")
+        reject("--machine", t("'{name}' is not a file name; legal: letters, digits, '-', '_' and '.'", name=name))
     return name
