@@ -90,10 +90,7 @@ def _checked(found: Found, quick: bool) -> list["Check"]:
 
     path = found.path
     if found.name == DEMO:
-        from kt_kernel.demo import demo_model
-
-        path = demo_model(every_byte=not quick)
-        return [Check(path.name, True, t("as it was made"), by_checksum=not quick)]
+        return [_checked_demo(quick)]
     if path is None:
         printing.fail("model verify", t("{name} is not here: kt model download {name}", name=found.name))
     if not path.exists():
@@ -108,6 +105,17 @@ def _checked(found: Found, quick: bool) -> list["Check"]:
         status = "failed" if not _is_sound(checks) else "passed" if expected else "not_checked"
         user_models.update(added.name, sha256_status=status, last_verified=user_models.now())
     return checks
+
+
+def _checked_demo(quick: bool) -> "Check":
+    from kt_kernel.demo.model import problem, usual_path
+    from kt_kernel.registry.checks import Check
+
+    path = usual_path()
+    if not path.exists():
+        printing.fail("model verify", t("the demo model is not here yet: 'kt run demo' makes it"))
+    wrong = problem(path, every_byte=not quick)
+    return Check(path.name, wrong is None, wrong or t("as it was made"), by_checksum=not quick)
 
 
 def _print_checks(name: str, checks: list["Check"], verbose: bool) -> None:
