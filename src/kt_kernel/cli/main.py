@@ -79,16 +79,8 @@ def _run(words: list[str]) -> int:
         # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
         if isinstance(error, typer.Abort) or not hasattr(error, "format_message"):
             raise
-        print(_wrong_usage(_path(kt, words), error.format_message()), file=sys.stderr)
+        print(help.usage_error(_path(kt, words), error.format_message()), file=sys.stderr)
         return error.exit_code
-
-
-def _wrong_usage(path: str, message: str) -> str:
-    if "\n" in message:  # a group without a command is answered with its help
-        return message
-    if message.endswith("?"):  # 'Did you mean ...?' is help already
-        return f"{path}: {message}"
-    return f"{path}: {message.rstrip('.')}; see '{path} --help'"
 
 
 def _path(group: "TyperGroup", words: list[str]) -> str:
