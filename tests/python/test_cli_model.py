@@ -193,8 +193,10 @@ def test_scan(kt, tmp_path, models):
     assert [model.name for model in user_models.user_models()] == ["dense", "moe"]
     assert "nothing new was found" in kt("scan", tmp_path, "--min-size", 0).line()
     dense_model(tmp_path / "other" / "moe")
+    dense_model(tmp_path / "other" / "-my model (1)")
     kt("scan", tmp_path / "other", "--min-size", 0, "--add")
     assert user_models.get("moe-2").path == str(tmp_path / "other" / "moe")
+    assert user_models.get("my-model-1-").path == str(tmp_path / "other" / "-my model (1)")
     assert "is no folder" in kt("scan", tmp_path / "nowhere").line()
 
 
@@ -286,6 +288,16 @@ def test_verify_needs_models_or_all(kt, arguments):
     said = kt("verify", *arguments)
     assert said.code == 2
     assert "name models, or give --all" in said.line()
+
+
+def test_the_demo_model(kt, monkeypatch, tmp_path):
+    from kt_kernel.demo import model as demo
+
+    assert "the demo model is not here yet" in kt("verify", "demo").line()
+    monkeypatch.setattr(demo, "usual_path", lambda: dense_model(tmp_path / "made"))
+    assert "made" in kt("info", "demo").out
+    said = kt("verify", "demo")
+    assert (said.code, "kt-demo.json is missing" in said.out) == (1, True), said
 
 
 def test_verify_what_is_not_here(kt):

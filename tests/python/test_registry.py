@@ -172,6 +172,13 @@ def test_users_models(home):
     assert user_models.user_models() == []
 
 
+@pytest.mark.parametrize("name", ["demo", "", "a/b", "-x", "two words", "."])
+def test_names_that_could_not_be_typed_are_refused(name):
+    with pytest.raises(UserError, match="a model cannot be called"):
+        user_models.add(UserModel(name, "/x"))
+    assert user_models.user_models() == []
+
+
 def test_a_users_model_that_is_gone_is_told(home):
     user_models.add(UserModel("mine", str(home / "gone")))
     with pytest.raises(UserError, match=r"'mine' was in .*gone, which is gone: 'kt model remove mine'"):

@@ -1,6 +1,8 @@
 """``kt model``: the models on this machine, and those that can be had."""
 
+import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +71,7 @@ def list_models(
 @app.command(epilog=printing.examples("kt model info m2", "kt model info ~/models/Qwen3-30B-A3B --json"))
 def info(model: Model, as_json: AsJson = False) -> None:
     """Show what a model is, and where."""
-    found = find(model)
+    found = _made(find(model))
     known = _known_facts(found.known.name) if found.known else {}
     facts = _facts(found) if found.path else {"name": found.name, "repo": found.repo, "path": None}
     if as_json:
@@ -218,6 +220,13 @@ app.command(
 )(model_files.download)
 
 
+def _made(found: Found) -> Found:
+    """With the place of the demo model, once it is there."""
+    from kt_kernel.demo.model import usual_path
+
+    return replace(found, path=usual_path()) if found.name == DEMO and usual_path().exists() else found
+
+
 def _set_folders(folders: list[Path]) -> None:
     settings.assign("paths.models", [str(folder) for folder in folders])
     print(*settings.model_folders(), sep="\n")
@@ -239,6 +248,8 @@ def _name_of(path: Path) -> str:
 
 
 def _free_name(name: str) -> str:
+    """As much of a folder's name as can be one, with a number where it is taken."""
+    name = re.sub(r"[^\w.+-]+", "-", name).lstrip("-.+") or "model"
     taken = {model.name.lower() for model in user_models.user_models()}
     names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 3))]
     return next(free for free in names if free.lower() not in taken)

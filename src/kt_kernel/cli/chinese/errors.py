@@ -44,6 +44,9 @@ TEXTS = {
     "a model is called '{name}' already: give another name with --name, or 'kt model remove {name}'": (
         "已有名为 '{name}' 的模型：请用 --name 换一个名称，或运行 'kt model remove {name}'"
     ),
+    "a model cannot be called '{name}': choose letters, digits, '.', '-', '_', '+'": (
+        "模型不能叫 '{name}'：请用字母、数字、'.'、'-'、'_'、'+'"
+    ),
     # downloads
     "downloads need huggingface_hub: pip install huggingface_hub": "下载需要 huggingface_hub：pip install huggingface_hub",
     "{folder} holds files that no download left there: choose another folder with --dir": (

@@ -73,6 +73,7 @@ TEXTS = {
     ),
     "name models, or give --all": "请指定模型，或加上 --all",
     "as it was made": "与生成时一致",
+    "the demo model is not here yet: 'kt run demo' makes it": "演示模型尚未生成：'kt run demo' 会生成它",
     "{name} is not here: kt model download {name}": "本机没有 {name}：kt model download {name}",
     "is missing": "缺失",
     "ok": "正常",
