@@ -57,8 +57,10 @@ def hub_cache() -> str | None:
     """HF_HUB_CACHE, or hub in HF_HOME: where huggingface_hub keeps models; unset for its usual place."""
     if cache := os.environ.get("HF_HUB_CACHE", "").strip():
         return cache
-    folder = os.environ.get("HF_HOME", "").strip()
-    return os.path.join(folder, "hub") if folder else None
+    if folder := os.environ.get("HF_HOME", "").strip():
+        return os.path.join(folder, "hub")
+    folder = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return os.path.join(folder, "huggingface", "hub") if folder else None
 
 
 def hub_endpoint() -> str | None:

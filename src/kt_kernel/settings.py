@@ -5,6 +5,7 @@ Names that the table does not have, of other versions or programs, are left in t
 """
 
 import difflib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,6 @@ _ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "SGLANG_ENABLE
 SETTINGS = {
     "general.language": Setting(TEXT, "auto", "Language of kt; auto is that of the system.", ("auto", "en", "zh")),
     "general.color": Setting(SWITCH, True, "Colours on a terminal."),
-    "general.verbose": Setting(SWITCH, False, "Say more, as -v does."),
     "paths.models": Setting(TEXTS, [], "Folders with models; downloads go into the first (default: kt's own)."),
     "paths.weights": Setting(TEXT, "", "Where kt quant writes (default: beside the model)."),
     "server.host": Setting(TEXT, "127.0.0.1", "Where servers listen, and where kt chat looks for one."),
@@ -161,6 +161,15 @@ def assign(name: str, value: Value) -> None:
                 content[folder] = {}
             content = content[folder]
         content[last] = value
+
+
+def as_text(value: Value) -> str:
+    """As `set` takes it."""
+    if value is None:
+        return "auto"
+    if isinstance(value, str):
+        return value
+    return ",".join(value) if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
 
 
 def reset(name: str | None = None) -> None:

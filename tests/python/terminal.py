@@ -66,6 +66,10 @@ class Terminal:
         while self.text.count(text) < times:
             assert self._read(end), f"no {text!r} in {seconds} s, or before the end; the terminal shows:\n{self.text}"
 
+    def wait_for_output(self, seconds: float = 30.0) -> None:
+        end = time.monotonic() + seconds
+        assert self.raw or self._read(end), "the terminal stays empty"
+
     def exit_code(self, seconds: float = 30.0) -> int:
         """Waits for the end. A signal that killed it is negative."""
         end = time.monotonic() + seconds

@@ -79,6 +79,13 @@ def test_pieces_end_as_the_whole(size):
     assert without_end(drawn_in_pieces(pieces)) == without_end(drawn_at_once(TEXT))
 
 
+def test_one_empty_line_between_blocks():
+    text = "a\n\n```c\nint x;\n```\n\n| a |\n|---|\n| 1 |\n\n> said\n\n1. one\n\nlast, without an end"
+    shown = ["a", "", " int x;", "", " a", " ─", " 1", "", "▌ said", "", " 1 one", "", "last, without an end"]
+    assert drawn_at_once(text) == shown
+    assert without_end(drawn_in_pieces(list(text))) == shown
+
+
 def test_a_block_longer_than_the_screen_is_there_once():
     code = "```\n" + "".join(f"line {i}\n" for i in range(40)) + "```\n"
     lines = drawn_in_pieces([code[at : at + 9] for at in range(0, len(code), 9)])

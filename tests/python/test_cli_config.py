@@ -27,9 +27,8 @@ def test_set_get_show_reset(kt):
     assert kt("config", "get", "server.port", "--json").json() == {"server.port": 1}
     assert kt("config", "set", "general.color", "yes").out == "general.color: true\n"
     assert kt("config", "show", "--json").json()["general.color"] is True
-    assert kt("config", "show", "server.port").out.split() == [
-        *("Setting", "Now", "Source", "Meaning", "server.port", "1", "set", "Port", "of", "servers.")
-    ]
+    assert kt("config", "show", "server.port").out == "server.port: 1 (set)\n  Port of servers.\n"
+    assert "server.host: 127.0.0.1\n" in kt("config", "show").out
     assert kt("config", "reset", "server.port").out == f"server.port: {settings.SETTINGS['server.port'].default}\n"
     assert kt("config", "reset", "--yes").code == 0
     assert yaml.safe_load(settings.path().read_text()) == {}
@@ -130,7 +129,6 @@ def test_the_first_run_asks_nothing_and_writes_nothing(home):
 def test_chinese_through_the_entry_point(home):
     said = run_alone("config", "get", "server.prot", KT_LANG="zh")
     assert said == (1, "", "kt config get: 没有名为 'server.prot' 的设置；是不是 server.port, server.host？\n")
-    assert "查看和修改设置。" in run_alone("config", "--help", LANG="zh_CN.UTF-8", KT_LANG="").out
 
 
 def commands(found, path=("kt",)):
@@ -162,10 +160,11 @@ def test_completion_of_commands_settings_and_models(kt, monkeypatch, words, expe
     assert kt().out.split() == expected
 
 
-def test_the_completion_script_can_be_shown_and_installed(home):
-    shown = run_alone("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
-    assert "complete -o default -F _kt_completion kt" in shown.out
-    done = run_alone("--install-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+def test_the_completion_script_can_be_shown_and_installed(kt, home, monkeypatch):
+    # Then the shell is named, else it is the one that runs kt.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    assert "complete -o default -F _kt_completion kt" in kt("--show-completion", "bash").out
+    done = kt("--install-completion", "bash")
     assert done.code == 0, done
     assert "_KT_COMPLETE=complete_bash" in (home / ".bash_completions" / "kt.sh").read_text()
     assert "kt.sh" in (home / ".bashrc").read_text()

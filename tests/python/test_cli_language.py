@@ -9,6 +9,7 @@ import string
 import subprocess
 import sys
 from collections import defaultdict
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ def test_values_are_put_in_and_unknown_texts_stay_english(choose, monkeypatch):
 SPEAKING = {"t", "Phrase", "UserError", "SettingsError", "YamlFileError", "DownloadError"}
 
 
+@lru_cache(1)
 def calls() -> list[tuple[str, ast.Call]]:
     """Every call that takes a text, but of errors that are no phrases."""
     found = []
@@ -145,10 +147,9 @@ print(json.dumps(list(texts(command(), "kt"))))
 
 
 def test_every_help_text_is_translated():
-    """Of the commands that have a module of translations."""
     environment = {**os.environ, "KT_LANG": "zh"}
     run = [sys.executable, "-c", SHOW_HELP]
     shown = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
-    commands = [*chinese.modules(), ""]
-    texts = [(where, text) for where, text in json.loads(shown) if [*where.split(), ""][1] in commands]
+    texts = json.loads(shown)
+    assert len(texts) > 100
     assert [(where, text) for where, text in texts if text is None or not CHINESE.search(text)] == []

@@ -110,7 +110,9 @@ def test_a_model_that_is_not_here_is_not_downloaded_without_a_word(capfd):
 
 
 def test_a_model_that_is_not_here_is_downloaded_with_yes(capfd, monkeypatch, started, model):
+    from kt_kernel.cli import model_files
     from kt_kernel.registry import download
+    from kt_kernel.registry.user_models import UserModel
 
     asked = []
 
@@ -119,10 +121,15 @@ def test_a_model_that_is_not_here_is_downloaded_with_yes(capfd, monkeypatch, sta
         return download.Download(repo, "1", model, (), None)
 
     monkeypatch.setattr(download, "prepare", prepare)
-    monkeypatch.setattr(download, "fetch", lambda found, bars: asked.append(bars))
+
+    def bring(command, wanted, name):
+        asked.append((command, name))
+        return UserModel(name, str(wanted.folder))
+
+    monkeypatch.setattr(model_files, "bring", bring)
     said = run(capfd, "run", "qwen3-30b", "--port", "0", "--yes")
     assert said.code == 0
-    assert asked == [("Qwen/Qwen3-30B-A3B", settings.model_folders()[0] / "Qwen3-30B-A3B"), False]
+    assert asked == [("Qwen/Qwen3-30B-A3B", settings.model_folders()[0] / "Qwen3-30B-A3B"), ("run", "Qwen3-30B-A3B")]
     assert started["path"] == str(model)
 
 

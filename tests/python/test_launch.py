@@ -125,7 +125,9 @@ def test_a_model_is_fetched_only_to_be_started(home, tmp_path):
     def refuse(found):
         raise UserError("no")
 
-    assert prepare(Asked("m2", {}), machine(), refuse, only_shown=True).chosen is not None
+    shown = prepare(Asked("m2", {}), machine(), refuse, only_shown=True)
+    assert shown.chosen is not None
+    assert shown.folder == settings.model_folders()[0] / "MiniMax-M2"
     with pytest.raises(UserError, match="no"):
         prepare(Asked("m2", {}), machine(), refuse)
 

@@ -131,11 +131,11 @@ def _convert(model: Path, folder: Path, method: str) -> Path:
     from kt_kernel.convert.engine import QUANT_METHODS
 
     name = next(name for name, other in QUANT_METHODS.items() if other == method)
-    convert(Settings(model, folder, name), _Nobody())
+    convert(Settings(model, folder, name), Nobody())
     return folder
 
 
-class _Nobody:
+class Nobody:
     """Watches a conversion and says nothing."""
 
     def note(self, text: str) -> None: ...

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.markdown import Heading, Markdown
 from rich.segment import Segment
@@ -40,7 +40,7 @@ class _LeftHeading(Heading):
     LEVEL_ALIGN: ClassVar[dict[str, str]] = {}
 
 
-class _Block(Markdown):
+class _Markdown(Markdown):
     elements: ClassVar[dict[str, type]] = {**Markdown.elements, "heading_open": _LeftHeading}
 
     def __init__(self, text: str):
@@ -52,20 +52,21 @@ class _Block(Markdown):
                 child.type = "hardbreak" if child.type == "softbreak" else child.type
 
 
-class _Tail:
-    """The last lines of a block that fit on the screen."""
+class _Block:
+    """A block without the empty lines that rich puts around some; `gap`: behind one, as all blocks have them."""
 
-    def __init__(self, text: str, gap: bool):
+    def __init__(self, text: str, gap: bool, whole: bool = True):
         self._text = text
         self._gap = gap
+        self._whole = whole  # else the last lines, as many as the screen holds
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if not self._text.strip():
-            return
-        lines = console.render_lines(_Block(self._text), options.update(height=None), pad=False)
-        if self._gap:
-            lines = [[], *lines]
-        for line in lines[-max(1, console.height - 2) :]:
+        lines = console.render_lines(_Markdown(self._text), options.update(height=None), pad=False)
+        written = [number for number, line in enumerate(lines) if any(part.text.strip() for part in line)]
+        lines = lines[written[0] : written[-1] + 1] if written else []
+        if self._gap and lines:
+            lines.insert(0, [])
+        for line in lines if self._whole else lines[-max(1, console.height - 2) :]:
             yield from line
             yield Segment.line()
 
@@ -93,24 +94,23 @@ class MarkdownStream:
         return self
 
     def __exit__(self, *_) -> None:
-        self._live.update(_Tail("", gap=False))
+        self._live.update(_Block("", gap=False))
         self._live.stop()
-        self._print(blocks(self._text))
+        self._print(blocks(self._text + "\n"))
 
     def _draw(self) -> None:
         *done, self._text = blocks(self._text)
-        self._live.update(_Tail(self._text, gap=self._printed or bool(done)))
-        if done:
-            self._print(done)
-        else:
+        printed = self._printed or any(map(str.strip, done))
+        self._live.update(_Block(self._text, gap=printed, whole=False))
+        if not self._print(done):
             self._live.refresh()
 
-    def _print(self, done: list[str]) -> None:
-        """All in one, as each print draws what is below again."""
-        shown: list[str | _Block] = [""] if self._printed else []
-        for block in done:
-            if block.strip():
-                shown += [_Block(block), ""]
-        if len(shown) > 1:
-            self._console.print(*shown[:-1])
+    def _print(self, done: list[str]) -> bool:
+        """All in one, as each print draws what is below again. False where there is nothing to print."""
+        shown = []
+        for text in filter(str.strip, done):
+            shown.append(_Block(text, gap=self._printed))
             self._printed = True
+        if shown:
+            self._console.print(Group(*shown), end="")
+        return bool(shown)

@@ -22,7 +22,7 @@ def open_prompt(remembered: Path | None) -> PromptSession[str]:
 
     names = [name for command in COMMANDS for name in command.names]
     return PromptSession(
-        "> ",
+        "\n> ",
         history=_history(remembered),
         completer=WordCompleter(names, sentence=True),
         complete_while_typing=False,

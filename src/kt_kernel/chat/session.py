@@ -73,7 +73,7 @@ class Session:
             return True
         command = next((command for command in COMMANDS if word in command.names), None)
         if command is None:
-            close = difflib.get_close_matches(word, [name for row in COMMANDS for name in row.names], 1)
+            close = difflib.get_close_matches(word, [name for row in COMMANDS for name in row.names], 1, 0.7)
             hint = t("did you mean {name}?", name=close[0]) if close else t("/help lists them")
             raise ChatError(t("there is no command {name}; {hint}", name=word, hint=hint))
         return command.run(self, text[len(word) :].strip()) is not LEAVE

@@ -11,7 +11,7 @@ from kt_kernel.chat import conversation as history
 from kt_kernel.chat.conversation import Conversation
 from kt_kernel.chat.errors import ChatError
 from kt_kernel.cli.language import t
-from kt_kernel.cli.printing import console, fail, is_terminal, note
+from kt_kernel.cli.printing import console, examples, fail, is_terminal, note
 from kt_kernel.errors import UserError
 from kt_kernel.folders import data_folder
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kt_kernel.chat.server import Server
     from kt_kernel.chat.session import Session
     from kt_kernel.chat.view import View
+
+EXAMPLES = examples("kt chat --port 8000", 'echo "Why is the sky blue?" | kt chat')
 
 Host = Annotated[
     str | None,
@@ -79,7 +81,7 @@ def chat(
             session.ask(question)
             return
         say(t("{model} at {url}", model=options.model, url=server.url))
-        say(t("/help lists the commands, Ctrl-D leaves") + "\n")
+        say(t("/help lists the commands, Ctrl-D leaves"))
         _converse(session, data_folder() / "chat_questions" if keeps else None)
     except UserError as error:
         fail("chat", str(error))

@@ -1,6 +1,5 @@
 """``kt config``: what is set once for all commands."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -8,7 +7,7 @@ import typer
 from kt_kernel import settings
 from kt_kernel.cli import printing
 from kt_kernel.cli.language import t, translated
-from kt_kernel.settings import SETTINGS, Value
+from kt_kernel.settings import SETTINGS
 
 app = typer.Typer(help="Show and change settings.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,11 +30,9 @@ def show(
     if as_json:
         printing.print_json(values)
         return
-    rows = [
-        (key, _text(value), t("set") if settings.is_set(key) else t("default"), translated(SETTINGS[key].about))
-        for key, value in values.items()
-    ]
-    printing.table([t("Setting"), t("Now"), t("Source"), t("Meaning")], rows)
+    for key, value in values.items():
+        print(f"{key}: {settings.as_text(value)}" + (f" ({t('set')})" if settings.is_set(key) else ""))
+        print(f"  {translated(SETTINGS[key].about)}")
 
 
 @app.command(epilog=printing.examples("kt config get server.port"))
@@ -45,7 +42,7 @@ def get(name: Name, as_json: AsJson = False) -> None:
     if as_json:
         printing.print_json({name: value})
     else:
-        print(_text(value))
+        print(settings.as_text(value))
 
 
 @app.command(
@@ -59,7 +56,7 @@ def set_value(
     value: Annotated[str, typer.Argument(help="Lists as in a,b; 'auto' where kt may choose.", show_default=False)],
 ) -> None:
     """Set a setting."""
-    print(f"{name}: {_text(settings.set(name, value))}")
+    print(f"{name}: {settings.as_text(settings.set(name, value))}")
 
 
 @app.command(epilog=printing.examples("kt config reset server.port", "kt config reset --yes"))
@@ -74,21 +71,10 @@ def reset(
         typer.confirm(t("Set all settings back?"), abort=True, err=True)
     settings.reset(name)
     if name is not None:
-        print(f"{name}: {_text(settings.get(name))}")
+        print(f"{name}: {settings.as_text(settings.get(name))}")
 
 
 @app.command(epilog=printing.examples("kt config path", '$EDITOR "$(kt config path)"'))
 def path() -> None:
     """Print where the settings are kept."""
     print(settings.path())
-
-
-def _text(value: Value) -> str:
-    """As `kt config set` takes it."""
-    if value is None:
-        return "auto"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return ",".join(value)
-    return json.dumps(value, ensure_ascii=False)

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kt_kernel import settings
 from kt_kernel.cli import options
 from kt_kernel.cli.language import t
-from kt_kernel.cli.printing import note, print_json, table
+from kt_kernel.cli.printing import examples, note, print_json, table
+from kt_kernel.errors import UserError
 
 if TYPE_CHECKING:
     from kt_kernel.doctor.facts import Rates
@@ -16,11 +18,13 @@ if TYPE_CHECKING:
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what checks looked at.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Measure nothing.")]
 
+EXAMPLES = examples("kt doctor", "kt doctor --fast --json")
+
 
 def doctor(verbose: Verbose = False, fast: Fast = False, as_json: options.AsJson = False) -> None:
     """Look for what keeps this machine from its speed: what it costs, and the command that mends it.
 
-    Measures the memory for a few seconds. Exit code 1 if something does not work. Example: kt doctor -v
+    Measures the memory for a few seconds. Exit code 1 if something does not work.
     """
     import kt_kernel
     from kt_kernel.doctor.checks import examine
@@ -33,9 +37,16 @@ def doctor(verbose: Verbose = False, fast: Fast = False, as_json: options.AsJson
         findings = [asdict(finding) for finding in found]
         print_json({"version": kt_kernel.__version__, "ok": not failed, "findings": findings})
     else:
-        _show(found, verbose)
+        _show(found, verbose or _is_verbose())
     if failed:
         raise typer.Exit(1)
+
+
+def _is_verbose() -> bool:
+    try:
+        return settings.get("general.verbose")
+    except UserError:  # one of the findings
+        return False
 
 
 def _rates() -> "Rates | None":
@@ -53,12 +64,15 @@ def _rates() -> "Rates | None":
 
 
 def _show(found: "list[Finding]", verbose: bool) -> None:
+    from rich.text import Text
+
     from kt_kernel.doctor.finding import Status
 
     words = {Status.OK: t("ok"), Status.WARNING: t("warning"), Status.ERROR: t("error")}
+    colors = {Status.OK: "green", Status.WARNING: "yellow", Status.ERROR: "red"}
     rows = []
     for finding in found:
-        rows.append([finding.title, words[finding.status], finding.value])
+        rows.append([finding.title, Text(words[finding.status], colors[finding.status]), finding.value])
         rows += [["", "", detail] for detail in finding.details if verbose]
     table([t("Check"), t("Status"), t("Value")], rows)
     counts = {status: sum(finding.status is status for finding in found) for status in Status}
@@ -71,7 +85,7 @@ def _show(found: "list[Finding]", verbose: bool) -> None:
     print()
     print(
         t(
-            "{errors} errors, {warnings} warnings, {ok} ok",
+            "errors: {errors}, warnings: {warnings}, ok: {ok}",
             errors=counts[Status.ERROR],
             warnings=counts[Status.WARNING],
             ok=counts[Status.OK],

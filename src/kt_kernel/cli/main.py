@@ -1,5 +1,6 @@
 """``kt``: the entry point."""
 
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -7,29 +8,37 @@ from typing import TYPE_CHECKING
 import typer
 
 import kt_kernel
-from kt_kernel.cli import bench, chat, config, doctor, help, model, plan, printing, quant, run, verify, version
+from kt_kernel.cli import help
 from kt_kernel.cli.language import say
 from kt_kernel.errors import UserError
 
 if TYPE_CHECKING:
     from typer.core import TyperGroup
 
-app = typer.Typer(
-    help="Mixture-of-Experts layers on the CPU.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-app.command("run", epilog=run.EXAMPLES, context_settings=run.CONTEXT_SETTINGS)(run.run)
-app.command("chat", epilog=printing.examples("kt chat", "kt chat --port 8001 < question.txt"))(chat.chat)
-app.command("plan", epilog=printing.examples("kt plan demo", "kt plan qwen3-30b --context 16384"))(plan.plan)
-app.add_typer(model.app, name="model")
-app.command("quant", epilog=quant.EXAMPLES)(quant.quant)
-app.command("doctor")(doctor.doctor)
-app.command("verify")(verify.verify)
-app.add_typer(bench.app, name="bench")
-app.add_typer(config.app, name="config")
-app.command("version", epilog=printing.examples("kt version", "kt version --json"))(version.version)
+# Modules of cli/. One that has an `app` is a group; else its function of the same name is the command.
+COMMANDS = ("run", "chat", "plan", "model", "quant", "doctor", "verify", "bench", "config", "version")
+
+
+def command(name: str | None = None) -> "TyperGroup":
+    """`kt` with one command, or with all: to import all of them takes half a second."""
+    app = typer.Typer(
+        help="Mixture-of-Experts layers on the CPU.",
+        invoke_without_command=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_kt)
+    for one in [name] if name in COMMANDS else COMMANDS:
+        module = importlib.import_module(f"kt_kernel.cli.{one}")
+        if group := getattr(module, "app", None):
+            app.add_typer(group, name=one)
+        else:
+            settings = getattr(module, "CONTEXT_SETTINGS", None)
+            app.command(one, epilog=module.EXAMPLES, context_settings=settings)(getattr(module, one))
+    kt = typer.main.get_command(app)
+    kt.commands = {one: kt.commands[one] for one in COMMANDS if one in kt.commands}  # typer puts groups last
+    help.prepare(kt)
+    return kt
 
 
 def _print_version(wanted: bool) -> None:
@@ -38,7 +47,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _kt(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
@@ -47,48 +55,38 @@ def _kt(
         print(context.get_help())
 
 
-def command() -> "TyperGroup":
-    """All commands, with help pages in the user's language."""
-    group = typer.main.get_command(app)
-    help.prepare(group)
-    return group
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and exits: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    group = command()
     try:
-        code = group.main(arguments, prog_name="kt", standalone_mode=False) or 0
-        sys.stdout.flush()
+        code = _run(sys.argv[1:] if arguments is None else arguments)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:
-        code = _nobody_reads()
-    except UserError as error:
-        path = _path(group, sys.argv[1:] if arguments is None else arguments)
-        print(f"{path}: {' '.join(say(error.phrase).split())}", file=sys.stderr)
-        code = 1
-    except Exception as error:
-        # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
-        if not hasattr(error, "format_message"):
-            raise
-        print(_usage(error, _path(group, sys.argv[1:] if arguments is None else arguments)), file=sys.stderr)
-        code = error.exit_code
     sys.exit(code)
 
 
-def _usage(error: Exception, path: str) -> str:
-    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: the message is its help
-        return error.format_message()
-    message = error.format_message().rstrip(".")
-    # A question, 'Did you mean ...?', is help already.
-    return f"{path}: {message}" + ("" if message.endswith("?") else f"; see '{path} --help'")
+def _run(words: list[str]) -> int:
+    kt = command(words[0] if words else None)
+    try:
+        code = kt.main(words, prog_name="kt", standalone_mode=False) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return _nobody_reads()
+    except UserError as error:
+        print(f"{_path(kt, words)}: {' '.join(say(error.phrase).split())}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
+        if isinstance(error, typer.Abort) or not hasattr(error, "format_message"):
+            raise
+        print(help.usage_error(_path(kt, words), error.format_message()), file=sys.stderr)
+        return error.exit_code
 
 
-def _path(group: "TyperGroup", arguments: list[str]) -> str:
-    """The command that the arguments name, as far as there is one."""
+def _path(group: "TyperGroup", words: list[str]) -> str:
+    """The command that the words name, as far as there is one."""
     names, commands = ["kt"], group.commands
-    for word in arguments:
+    for word in words:
         if word not in commands:
             break
         names.append(word)

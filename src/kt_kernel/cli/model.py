@@ -1,5 +1,8 @@
 """``kt model``: the models on this machine, and those that can be had."""
 
+import re
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +24,10 @@ _GB = 1e9
 
 def model_names(incomplete: str) -> list[str]:
     """For completion in a shell."""
-    names = [DEMO, *(model.name for model in user_models.user_models())]
-    names += [word for model in known_models() for word in (model.name, *model.aliases)]
+    names = [DEMO]
+    with suppress(UserError):  # a damaged file is told by commands, not while somebody types
+        names += [model.name for model in user_models.user_models()]
+        names += [word for model in known_models() for word in (model.name, *model.aliases)]
     return [name for name in names if name.lower().startswith(incomplete.lower())]
 
 
@@ -51,22 +56,22 @@ def list_models(
     if as_json:
         printing.print_json({"models": rows, "known": others} if everything else {"models": rows})
         return
-    if not rows:
+    if not rows and not others:
         printing.note(
             "model list", t("no models in {folders}; 'kt model list --all' shows known ones", folders=_folders_text())
         )
-    else:
+    if rows:
         columns = [t("Name"), t("Format"), t("Experts"), t("Method"), t("GB"), t("State"), t("Path")]
         printing.table(columns, [_row(row, verbose) for row in rows])
     if others:
-        columns = [t("Known"), t("Aliases"), t("Hub"), t("Experts"), t("Method"), t("GB")]
+        columns = [t("Known"), t("Aliases"), t("Experts"), t("Method"), t("GB")]
         printing.table(columns, [_known_row(row) for row in others])
 
 
 @app.command(epilog=printing.examples("kt model info m2", "kt model info ~/models/Qwen3-30B-A3B --json"))
 def info(model: Model, as_json: AsJson = False) -> None:
     """Show what a model is, and where."""
-    found = find(model)
+    found = _made(find(model))
     known = _known_facts(found.known.name) if found.known else {}
     facts = _facts(found) if found.path else {"name": found.name, "repo": found.repo, "path": None}
     if as_json:
@@ -213,6 +218,13 @@ app.command(
 )(model_files.download)
 
 
+def _made(found: Found) -> Found:
+    """With the place of the demo model, once it is there."""
+    from kt_kernel.demo.model import usual_path
+
+    return replace(found, path=usual_path()) if found.name == DEMO and usual_path().exists() else found
+
+
 def _set_folders(folders: list[Path]) -> None:
     settings.assign("paths.models", [str(folder) for folder in folders])
     print(*settings.model_folders(), sep="\n")
@@ -234,6 +246,8 @@ def _name_of(path: Path) -> str:
 
 
 def _free_name(name: str) -> str:
+    """As much of a folder's name as can be one, with a number where it is taken."""
+    name = re.sub(r"[^\w.+-]+", "-", name).lstrip("-.+") or "model"
     taken = {model.name.lower() for model in user_models.user_models()}
     names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 3))]
     return next(free for free in names if free.lower() not in taken)
@@ -277,6 +291,8 @@ def _facts(found: Found) -> dict[str, object]:
 
 
 def _known_facts(name: str) -> dict[str, object]:
+    from kt_kernel.plan.sizes import checkpoint_bytes
+
     model = next(model for model in known_models() if model.name == name)
     facts = model.facts
     return {
@@ -287,7 +303,7 @@ def _known_facts(name: str) -> dict[str, object]:
         "experts": facts.experts if facts else None,
         "top_k": facts.top_k if facts else None,
         "layers": facts.layers if facts else None,
-        "gb": round(facts.bytes / _GB) if facts else None,
+        "gb": round(checkpoint_bytes(facts) / _GB) if facts else None,
     }
 
 
@@ -304,4 +320,4 @@ def _row(facts: dict[str, object], verbose: bool) -> list[object]:
 
 def _known_row(facts: dict[str, object]) -> list[object]:
     experts = f"{facts['experts']}/{facts['top_k']}" if facts["experts"] else None
-    return [facts["name"], ", ".join(facts["aliases"]), facts["repo"], experts, facts["method"], facts["gb"]]
+    return [facts["name"], ", ".join(facts["aliases"]), experts, facts["method"], facts["gb"]]

@@ -12,7 +12,7 @@ from kt_kernel.cli import printing
 from kt_kernel.cli.language import t
 from kt_kernel.errors import UserError
 from kt_kernel.registry import user_models
-from kt_kernel.registry.find import DEMO, Found, find
+from kt_kernel.registry.find import DEMO, Found, download_folder, find
 from kt_kernel.registry.user_models import UserModel
 
 if TYPE_CHECKING:
@@ -90,17 +90,14 @@ def _checked(found: Found, quick: bool) -> list["Check"]:
 
     path = found.path
     if found.name == DEMO:
-        from kt_kernel.demo import demo_model
-
-        path = demo_model(every_byte=not quick)
-        return [Check(path.name, True, t("as it was made"), by_checksum=not quick)]
+        return [_checked_demo(quick)]
     if path is None:
         printing.fail("model verify", t("{name} is not here: kt model download {name}", name=found.name))
     if not path.exists():
         return [Check(str(path), False, t("is missing"))]
     try:
         expected = {} if quick else expected_digests(path)
-        with _reading(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
+        with _meter(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
             checks = check(path, expected, progress)
     except (ValueError, OSError) as error:
         return [Check(path.name, False, " ".join(str(error).split()))]
@@ -110,11 +107,22 @@ def _checked(found: Found, quick: bool) -> list["Check"]:
     return checks
 
 
+def _checked_demo(quick: bool) -> "Check":
+    from kt_kernel.demo.model import problem, usual_path
+    from kt_kernel.registry.checks import Check
+
+    path = usual_path()
+    if not path.exists():
+        printing.fail("model verify", t("the demo model is not here yet: 'kt run demo' makes it"))
+    wrong = problem(path, every_byte=not quick)
+    return Check(path.name, wrong is None, wrong or t("as it was made"), by_checksum=not quick)
+
+
 def _print_checks(name: str, checks: list["Check"], verbose: bool) -> None:
     wrong = [check for check in checks if not check.sound]
     for check in checks if verbose else wrong:
         print(f"{check.file}: {t('ok') if check.sound else t('wrong')}: {check.about}")
-    summed = sum(check.by_checksum for check in checks)
+    summed = sum(check.sound and check.by_checksum for check in checks)
     if wrong:
         print(
             t("{name}: {count} of {all} files are wrong: get them again", name=name, count=len(wrong), all=len(checks))
@@ -126,8 +134,8 @@ def _print_checks(name: str, checks: list["Check"], verbose: bool) -> None:
 
 
 @contextmanager
-def _reading(total: int) -> Iterator["Progress"]:
-    """A bar on stderr, for people."""
+def _meter(total: int) -> Iterator["Progress"]:
+    """What counts bytes: a bar on stderr, for people."""
     if not printing.is_terminal("stderr") or total == 0:
         yield lambda count: None
         return
@@ -158,7 +166,7 @@ def download(
 ) -> None:
     """Download a model from the hub.
 
-    A download that was interrupted goes on with the files that are missing, by the same command.
+    A download that was interrupted goes on where it stopped, by the same command.
     """
     from kt_kernel.registry import download as hub
 
@@ -168,22 +176,28 @@ def download(
             "model download", t("'{model}' is no model of the hub: give a known name, or org/name", model=model)
         )
     name = name or (found.known.name if found.known else found.repo.partition("/")[2])
-    folder = folder or settings.model_folders()[0] / found.repo.partition("/")[2]
-    folder = folder.expanduser().absolute()
+    folder = (folder or download_folder(found.repo)).expanduser().absolute()
     wanted = hub.prepare(found.repo, folder, revision, include, exclude)
     _announce(wanted, yes)
-    try:
-        hub.fetch(wanted, bars=printing.is_terminal("stderr"))
-    except KeyboardInterrupt:
-        printing.note("model download", t("interrupted; the same command goes on with the files that are missing"))
-        raise
-    _check_download(wanted, settings.get("download.verify") if check is None else check)
-    added = _register(name, wanted)
+    added = bring("model download", wanted, name, check)
     facts = {"name": added.name, "path": added.path, "repo": wanted.repo, "revision": wanted.commit}
     if as_json:
         printing.print_json({**facts, "files": len(wanted.files), "bytes": wanted.bytes})
     else:
         print(t("{name} is in {path}", name=added.name, path=added.path))
+
+
+def bring(command: str, wanted: "Download", name: str, by_checksum: bool | None = None) -> UserModel:
+    """Downloads, checks, and puts the model on the list."""
+    from kt_kernel.registry import download as hub
+
+    try:
+        hub.fetch(wanted, bars=printing.is_terminal("stderr"), meter=_meter)
+    except KeyboardInterrupt:
+        printing.note(command, t("interrupted; the same command goes on with what is missing"))
+        raise
+    _check_download(command, wanted, settings.get("download.verify") if by_checksum is None else by_checksum)
+    return _register(name, wanted)
 
 
 def _announce(wanted: "Download", yes: bool) -> None:
@@ -201,16 +215,18 @@ def _announce(wanted: "Download", yes: bool) -> None:
         typer.confirm(t("Download?"), default=True, abort=True, err=True)
 
 
-def _check_download(wanted: "Download", by_checksum: bool) -> None:
+def _check_download(command: str, wanted: "Download", by_checksum: bool) -> None:
     from kt_kernel.registry.checks import check, expected_digests
 
     expected = expected_digests(wanted.folder) if by_checksum else {}
-    with _reading(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
+    with _meter(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
         wrong = [result for result in check(wanted.folder, expected, progress) if not result.sound]
+    for result in wrong:
+        printing.note(command, f"{result.file}: {result.about}")
+        if result.by_checksum:
+            (wanted.folder / result.file).unlink()  # else the next run would take it for done
     if wrong:
-        for result in wrong:
-            printing.note("model download", f"{result.file}: {result.about}")
-        printing.fail("model download", t("remove what is wrong, and run the same command again"))
+        printing.fail(command, t("what came damaged was removed: the same command gets it again"))
 
 
 def _register(name: str, wanted: "Download") -> UserModel:

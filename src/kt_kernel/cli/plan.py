@@ -25,6 +25,8 @@ GpuExperts = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure the machine again, whatever was measured before.")]
 
+EXAMPLES = printing.examples("kt plan demo", "kt plan qwen3-30b --context 16384")
+
 
 def plan(
     model: Model,

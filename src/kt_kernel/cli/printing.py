@@ -30,21 +30,26 @@ def console(stream: str = "stdout") -> "Console":
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """On stdout. Columns whose cells are all numbers, or None, are set to the right; None is an empty cell."""
+    """On stdout. Columns whose cells are all numbers, or None, are set to the right; None is an empty cell, and
+    a Text of rich keeps its colour.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     rows = [list(row) for row in rows]
     frame = box.SIMPLE_HEAD if is_terminal() else None
-    shown = Table(title=title, title_justify="left", box=frame, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    shown = Table(box=frame, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(columns):
         numbers = all(isinstance(row[index], int | float | None) for row in rows)
-        shown.add_column(name, justify="right" if numbers and rows else "left", overflow="fold")
+        # Names are there to be copied: they are not broken.
+        shown.add_column(name, justify="right" if numbers and rows else "left", overflow="fold", no_wrap=index == 0)
     for row in rows:
-        shown.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        shown.add_row(*(cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row))
     out = console()
     with out.capture() as text:
+        if title is not None:
+            out.print(Text(title))  # a title of the table would be broken at its width
         out.print(shown)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.get().splitlines()))
 

@@ -208,13 +208,15 @@ def _fetch(yes: bool) -> "Callable[[Found], Path]":
     """Downloads a model after a question, or with --yes; elsewhere it says which command does."""
 
     def fetch(found: "Found") -> "Path":
-        from kt_kernel.registry.download import fetch, prepare
+        from kt_kernel.cli.model_files import bring
+        from kt_kernel.registry.download import prepare
+        from kt_kernel.registry.find import download_folder
 
         if not yes and not (printing.is_terminal("stdin") and printing.is_terminal("stderr")):
             raise UserError(
                 "{name} is not on this machine: 'kt model download {name}' brings it, or --yes", name=found.name
             )
-        download = prepare(str(found.repo), settings.model_folders()[0] / found.name)
+        download = prepare(str(found.repo), download_folder(str(found.repo)))
         if not yes:
             line = t(
                 "{name} is not on this machine. Download {gb} GB to {folder}?",
@@ -223,8 +225,7 @@ def _fetch(yes: bool) -> "Callable[[Found], Path]":
                 folder=download.folder,
             )
             typer.confirm(line, abort=True, err=True)
-        fetch(download, printing.is_terminal("stderr"))
-        return download.folder
+        return Path(bring("run", download, found.name).path)
 
     return fetch
 

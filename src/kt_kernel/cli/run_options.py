@@ -11,7 +11,7 @@ LINEARS = ("auto", "bf16", "int8", "int4", "int4g", "torch")  # torch: not packe
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         show_default=False,
         help="A folder, a name or alias, a hub id, or 'demo'. What kt does not know goes to SGLang.",
     ),

@@ -6,7 +6,7 @@ import typer
 
 from kt_kernel.cli import options
 from kt_kernel.cli.language import t
-from kt_kernel.cli.printing import fail, note, print_json, table
+from kt_kernel.cli.printing import examples, fail, note, print_json, table
 
 Model = Annotated[
     str | None, typer.Argument(help="A folder, a name or 'demo': also compares a layer of it, and its answers.")
@@ -33,6 +33,8 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
 ]
 
+EXAMPLES = examples("kt verify --quick", "kt verify demo --method INT4G")
+
 
 def verify(
     model: Model = None,
@@ -48,7 +50,7 @@ def verify(
 ) -> None:
     """Compare the kernels with a reference in fp64, a layer of a model with torch, and its answers with bf16.
 
-    Exit code 1 if anything is further off than rounding allows. Example: kt verify demo --method INT4G
+    Exit code 1 if anything is further off than rounding allows.
     """
     from kt_kernel.bench.progress import Progress
     from kt_kernel.methods import NAMES
@@ -95,25 +97,33 @@ def _path(model: str) -> str:
             "verify",
             t("'{name}' is not on this machine: 'kt model download {repo}' fetches it", name=model, repo=found.repo),
         )
+    from kt_kernel.weights import model_config
+
+    try:
+        model_config(found.path)
+    except (OSError, ValueError) as error:
+        fail("verify", str(error))
     return str(found.path)
 
 
 def _show(report: dict) -> None:
+    from kt_kernel.verify.run import parts_of
+
     if report["kernels"]:
         variants = list(dict.fromkeys(row["variant"] for row in report["kernels"]))
         formats = list(dict.fromkeys(row["format"] for row in report["kernels"]))
         cells = {(row["format"], row["variant"]): _cell(row) for row in report["kernels"]}
-        table(
-            [t("Format"), *variants],
-            [[name, *(cells[name, variant] for variant in variants)] for name in formats],
-            t("Relative error of layers against fp64"),
-        )
+        print(t("Relative error of layers against fp64"))
+        table([t("Format"), *variants], [[name, *(cells[name, variant] for variant in variants)] for name in formats])
+    if report["slices"]:
+        names = [f"{row['format']} {t('FAILED')}" if row["failures"] else row["format"] for row in report["slices"]]
+        ranks = ", ".join(map(str, report["slices"][0]["ranks"]))
+        print(t("Slices for {ranks} GPUs, byte by byte: {names}", ranks=ranks, names=", ".join(names)))
     if report["layer"]:
         _show_layer(report["layer"])
     if report["model"]:
         _show_model(report["model"])
-    parts = [*report["kernels"], report["layer"] or {}, report["model"] or {}]
-    for part in parts:
+    for part in parts_of(report):
         name = " ".join(str(part[key]) for key in ("format", "variant") if key in part)
         for failure in part.get("failures", ()):
             note("verify", f"{name}: {failure}" if name else failure)
@@ -121,7 +131,7 @@ def _show(report: dict) -> None:
     if report["ok"]:
         print(t("Right: {calls} calls of kernels in {seconds} s.", calls=calls, seconds=report["seconds"]))
     else:
-        print(t("WRONG: do not trust the output of this machine; the lines on stderr say where."))
+        print(t("NOT PROVEN RIGHT: do not trust this machine's output before the lines on stderr are gone."))
 
 
 def _cell(row: dict) -> str:

@@ -16,6 +16,8 @@ from kt_kernel.cli.language import t
 _SGLANG = ("sglang", "sglang-kt")
 _PACKAGES = ("torch", "transformers", "huggingface-hub", "safetensors", "gguf", "numpy", "typer", "rich")
 
+EXAMPLES = printing.examples("kt version", "kt version --json")
+
 
 def version(
     verbose: Annotated[

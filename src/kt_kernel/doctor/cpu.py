@@ -6,6 +6,15 @@ from kt_kernel.cli.language import t
 from kt_kernel.doctor.facts import Facts
 from kt_kernel.doctor.finding import Finding, Status
 
+# Of a core of a server in a cycle, on int8; a multiply-add is 2.
+_OPERATIONS = {
+    "amx": 2048,
+    "avx512_bf16": 256,
+    "avx512_vbmi": 256,
+    "avx512_vnni": 256,
+    "avx512_base": 128,
+    "avx2": 64,
+}
 _BUSY = 0.05  # CPU time of others that nobody notices
 # With these drivers "powersave" follows the load, and the preference decides.
 _OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp", "amd-pstate")
@@ -15,7 +24,7 @@ _SAVING = ("power", "balance_power")
 def processor(facts: Facts) -> Finding:
     machine = facts.machine
     value = t(
-        "{name}: {packages} sockets, {cores} cores, {cpus} CPUs",
+        "{name} (sockets: {packages}, cores: {cores}, CPUs: {cpus})",
         name=machine.cpu,
         packages=machine.packages,
         cores=machine.cores,
@@ -44,7 +53,7 @@ def instruction_set(facts: Facts) -> Finding:
             title,
             t("{variant}, although {best} runs here", variant=machine.variant, best=facts.best_variant),
             Status.WARNING,
-            t("what {best} has more than {variant}", best=facts.best_variant, variant=machine.variant),
+            _slower(machine.variant, facts.best_variant),
             "unset KT_KERNEL_CPU_VARIANT",
             details,
         )
@@ -54,7 +63,7 @@ def instruction_set(facts: Facts) -> Finding:
             title,
             t("{variant}: the system denied the registers of {best}", variant=machine.variant, best=facts.best_variant),
             Status.WARNING,
-            t("prompts are read up to 8 times slower: an AMX tile does 2048 operations a cycle, AVX-512 256"),
+            _slower(machine.variant, facts.best_variant),
             "docker run --security-opt seccomp=unconfined ..." if facts.in_container else t("Linux 5.16 or newer"),
             details,
         )
@@ -64,11 +73,20 @@ def instruction_set(facts: Facts) -> Finding:
             title,
             t("avx2: this CPU has no AVX-512 and no AMX"),
             Status.WARNING,
-            t("prompts: a core does 64 operations a cycle, with AVX-512 256, with AMX 2048; answers lose little"),
+            _slower(machine.variant, "avx512_vnni"),
             "",
             details,
         )
     return Finding(name, title, machine.variant, details=details)
+
+
+def _slower(variant: str, best: str) -> str:
+    return t(
+        "prompts: a core does {now} operations on int8 a cycle, with {best} {then}; answers lose little",
+        now=_OPERATIONS[variant],
+        best=best,
+        then=_OPERATIONS[best],
+    )
 
 
 def hidden_cores(facts: Facts) -> Finding:

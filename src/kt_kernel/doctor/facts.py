@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,7 +99,11 @@ def _settings() -> tuple[dict, str]:
     except UserError as wrong:
         folders, error = [], str(wrong)
         found = {"cpu_threads": None, "host": "127.0.0.1", "port": settings.SETTINGS["server.port"].default}
-    return found | {"disks": {str(folder): disk_of(folder) for folder in folders}}, error
+    disks = {}
+    for folder in folders:
+        with suppress(OSError):  # a folder that is not for us to look into
+            disks[str(folder)] = disk_of(folder)
+    return found | {"disks": disks}, error
 
 
 def _port_error(host: str, port: int) -> str:
@@ -113,23 +118,24 @@ def _port_error(host: str, port: int) -> str:
 
 
 def mbind_errno() -> int:
-    """Whether this process may say where its memory lies: 0, or the error of asking for it."""
+    """Whether this process may say where its memory lies: 0, or the error of asking for it.
+
+    Asks for what it has already, MPOL_DEFAULT, which only a filter of system calls can refuse.
+    """
     import ctypes
     import mmap
     import platform
 
     if platform.machine() != "x86_64":
         return errno.ENOSYS
-    number, preferred = 237, 1
-    libc = ctypes.CDLL(None, use_errno=True)
+    number = 237
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         held = ctypes.c_char.from_buffer(page)
-        node = ctypes.c_ulong(1)
-        done = libc.syscall(
-            number, ctypes.c_void_p(ctypes.addressof(held)), ctypes.c_ulong(mmap.PAGESIZE), preferred,
-            ctypes.byref(node), ctypes.c_ulong(64), 0,
-        )  # fmt: skip
-        del held
+        arguments = (number, ctypes.addressof(held), mmap.PAGESIZE, 0, 0, 0, 0)
+        done = syscall(*(ctypes.c_long(argument) for argument in arguments))
+        del held  # else the page cannot be closed
     return ctypes.get_errno() if done != 0 else 0
 
 

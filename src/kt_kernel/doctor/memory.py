@@ -3,6 +3,7 @@
 import re
 
 from kt_kernel.cli.language import t
+from kt_kernel.doctor import cpu
 from kt_kernel.doctor.dimms import peak_gbps
 from kt_kernel.doctor.facts import Facts, error_name
 from kt_kernel.doctor.finding import Finding, Status
@@ -231,8 +232,17 @@ def bandwidth(facts: Facts) -> Finding | None:
         value,
         Status.WARNING,
         t("answers come at {share} of the speed that the memory allows", share=f"{share / _USUAL_SHARE:.0%}"),
-        t("what the other findings name; else the memory settings of the BIOS"),
+        t("first what costs bandwidth above: {causes}", causes=", ".join(causes))
+        if (causes := _causes(facts))
+        else t("the memory settings of the BIOS: speed, interleaving, NPS or SNC"),
     )
+
+
+def _causes(facts: Facts) -> list[str]:
+    """Titles of findings that slow reading down."""
+    checks = (cpu.hidden_cores, cpu.quota, cpu.governor, cpu.load, huge_pages, numa, mbind, modules)
+    found = [check(facts) for check in checks]
+    return [finding.title for finding in found if finding is not None and finding.status is not Status.OK]
 
 
 def cross_node(facts: Facts) -> Finding | None:

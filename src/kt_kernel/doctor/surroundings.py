@@ -54,7 +54,7 @@ def proxies(facts: Facts) -> Finding | None:
     return Finding(
         "proxies",
         title,
-        t("{variables} are set, for this machine too", variables=value),
+        t("also for this machine: {variables}", variables=value),
         Status.WARNING,
         t("clients ask the proxy for the server on this machine, and get an error page"),
         "export NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost",

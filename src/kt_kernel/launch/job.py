@@ -14,7 +14,7 @@ from kt_kernel.machine.facts import Machine
 from kt_kernel.plan.choices import AUTO, EMBEDDED, SGLANG, Choice, Wanted, choose_engine, choose_threads, has_sglang
 from kt_kernel.plan.plan import Chosen, Planner
 from kt_kernel.plan.resolve import planned_of
-from kt_kernel.registry.find import DEMO, Found, find
+from kt_kernel.registry.find import DEMO, Found, download_folder, find
 
 # Names of options, and of Wanted, that settings have under other names.
 _WANTED = {
@@ -89,6 +89,8 @@ def prepare(
         resolved = planned_of(found)
         folder = resolved.folder
         planner = Planner(resolved.model, machine, wanted, folder, resolved.default_method, sglang, only_shown)
+        if found.path is None and found.name != DEMO:
+            folder = download_folder(str(found.repo))
     except UserError as error:
         unplanned = say(error.phrase)
     if folder is None:

@@ -56,6 +56,8 @@ def token_expert_bytes(facts: Facts, weight_format: str) -> int:
 def attention_weights(facts: Facts) -> int:
     """Of a layer."""
     hidden, heads = facts.hidden, facts.heads
+    if facts.attention is not None:
+        return facts.attention
     if facts.mla is None:
         return hidden * facts.head_dim * (2 * heads + 2 * facts.kv_heads)
     mla = facts.mla

@@ -8,20 +8,22 @@ git's SHA-1 of a small one.
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from kt_kernel.convert.folder import MANIFEST, SUMS
 from kt_kernel.registry.contents import weight_files
+from kt_kernel.registry.resumable import METADATA
 from kt_kernel.weights.gguf_files import GgufFiles, holds_gguf
 from kt_kernel.weights.tensor_files import INDEX, parse_json, read_header
 
 _BLOCK = 1 << 22
+_READERS = 4  # threads; one computes SHA-256 at 1.7 GB/s (Zen 4), less than what disks read
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_METADATA = Path(".cache") / "huggingface" / "download"
 
-Progress = Callable[[int], None]  # bytes read since the last call
+Progress = Callable[[int], None]  # bytes read since the last call; of several threads
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Check:
     file: str
     sound: bool
     about: str  # what was compared, or what is wrong
-    by_checksum: bool = False
+    by_checksum: bool = False  # which told
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,13 @@ def expected_digests(path: Path) -> dict[Path, Expected]:
 def check(path: Path, expected: dict[Path, Expected], progress: Progress) -> list[Check]:
     """Every file that has a checksum, or weights; then what the files say about each other."""
     folder = path if path.is_dir() else path.parent
-    checks = []
-    for file in sorted({*weight_files(path), *expected}):
+
+    def check_one(file: Path) -> Check:
         name = str(file.relative_to(folder)) if file.is_relative_to(folder) else file.name
-        checks.append(_check_file(name, file, expected.get(file), progress))
+        return _check_file(name, file, expected.get(file), progress)
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        checks = list(readers.map(check_one, sorted({*weight_files(path), *expected})))
     if whole := _check_whole(path):
         checks.append(whole)
     return checks
@@ -69,12 +74,12 @@ def _check_file(name: str, file: Path, expected: Expected | None, progress: Prog
         size = file.stat().st_size
         if expected and expected.bytes is not None and size != expected.bytes:
             return Check(name, False, f"has {size} bytes instead of {expected.bytes}")
+        if expected and digest(file, expected.digest, progress) != expected.digest:
+            return Check(name, False, f"has another checksum than {expected.source} says", by_checksum=True)
         if file.suffix == ".safetensors":
             _check_header(file, size)
         if expected is None:
             return Check(name, True, "header and size")
-        if digest(file, expected.digest, progress) != expected.digest:
-            return Check(name, False, f"has another checksum than {expected.source} says")
         return Check(name, True, f"checksum of {expected.source}", by_checksum=True)
     except (OSError, ValueError) as error:
         return Check(name, False, " ".join(str(error).split()))
@@ -152,7 +157,7 @@ def _of_sums(path: Path) -> dict[Path, Expected]:
 
 
 def _of_download(path: Path) -> dict[Path, Expected]:
-    folder = path / _METADATA
+    folder = path / METADATA
     found = {}
     for metadata in folder.rglob("*.metadata"):
         lines = metadata.read_text(errors="replace").split()
@@ -162,7 +167,7 @@ def _of_download(path: Path) -> dict[Path, Expected]:
     return found
 
 
-def _of_hub_cache(files) -> dict[Path, Expected]:
+def _of_hub_cache(files: Iterable[Path]) -> dict[Path, Expected]:
     """A file of a snapshot is a link to a blob that is called after its checksum."""
     found = {}
     for file in files:

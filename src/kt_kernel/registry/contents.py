@@ -93,17 +93,24 @@ def _checkpoint(path: Path, files: int, size: int) -> Contents:
         if "with experts?" not in str(error):
             raise
         return Contents(SAFETENSORS, files, size, model_type_beside(path), complete=not _missing(path))
-    first, problem, method, kind = config.moe_layers[0], None, None, None
-    try:
-        kind = locate(path, first)[0]
-        method = find_method(path, first, config.hidden_size, config.moe_intermediate_size)
-    except (ValueError, OSError, KeyError) as error:
-        problem = " ".join(str(error).split())
+    problem = method = kind = None
+    for layer in _some_layers(config.moe_layers):
+        try:
+            kind = locate(path, layer)[0]
+            method, problem = find_method(path, layer, config.hidden_size, config.moe_intermediate_size), None
+            break
+        except (ValueError, OSError, KeyError) as error:
+            problem = problem or " ".join(str(error).split())
     form = CONVERTED if kind in (Kind.MERGED, Kind.TREE, Kind.CANONICAL) else SAFETENSORS
     return Contents(
         form, files, size, config.model_type, config.num_experts, config.num_experts_per_tok, config.num_layers,
         config.hidden_size, method, None, not _missing(path), problem,
     )  # fmt: skip
+
+
+def _some_layers(layers: tuple[int, ...]) -> list[int]:
+    """Enough to find one that was downloaded, or converted."""
+    return list(dict.fromkeys([layers[0], layers[len(layers) // 2], layers[-1]]))
 
 
 def _converted(path: Path, files: int, size: int, method: str, complete: bool) -> Contents:

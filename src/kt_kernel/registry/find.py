@@ -5,6 +5,7 @@ too: where it was added, in the folders of models, in the cache of huggingface_h
 """
 
 import difflib
+import glob
 import os
 import re
 from dataclasses import dataclass
@@ -54,13 +55,18 @@ def find(text: str) -> Found:
         return Found(added.name, Path(added.path), added.repo_id, _of_repo(added.repo_id))
     if known := _by_name(text):
         return Found(known.name, local_copy(known.repo), known.repo, known)
-    if (folder := _in_folders(text)) or Path(text).exists():
-        return Found(text, folder or Path(text).absolute())
-    if _REPO.fullmatch(text):
-        known = _of_repo(text)
-        repo = known.repo if known else text
-        return Found(known.name if known else text.partition("/")[2], local_copy(repo), repo, known)
+    if path := _in_folders(text) or (Path(text).absolute() if Path(text).exists() else None):
+        return Found(path.stem if path.is_file() else path.name, path)
+    if repo := text if _REPO.fullmatch(text) else _cached_repo(text):
+        known = _of_repo(repo)
+        repo = known.repo if known else repo
+        return Found(known.name if known else repo.partition("/")[2], local_copy(repo), repo, known)
     raise UnknownModelError(text, _nearest(text))
+
+
+def download_folder(repo: str) -> Path:
+    """Where a download of it goes, unless somebody says otherwise."""
+    return settings.model_folders()[0] / repo.partition("/")[2]
 
 
 def local_copy(repo: str) -> Path | None:
@@ -85,14 +91,15 @@ def _at(text: str) -> Found:
     path = Path(os.path.normpath(path))
     added = next((model for model in user_models.user_models() if Path(model.path) == path), None)
     repo = added.repo_id if added else None
-    return Found(added.name if added else path.name, path, repo, _of_repo(repo) or _by_name(path.name))
+    return Found(added.name if added else path.name, path, repo, _of_repo(repo) or _by_name(path.name, aliases=False))
 
 
-def _by_name(text: str) -> Known | None:
+def _by_name(text: str, aliases: bool = True) -> Known | None:
+    """By its name, an alias, or the name that it has on the hub. A folder that is called m2 may be anything."""
     wanted = text.lower()
     models = known_models()
     named = (model for model in models if model.name.lower() == wanted)
-    aliased = (model for model in models if wanted in map(str.lower, model.aliases))
+    aliased = (model for model in models if aliases and wanted in map(str.lower, model.aliases))
     repos = (model for model in models if model.repo.lower().partition("/")[2] == wanted)
     return next(named, None) or next(aliased, None) or next(repos, None)
 
@@ -102,15 +109,20 @@ def _of_repo(repo: str | None) -> Known | None:
 
 
 def _in_folders(name: str) -> Path | None:
-    folders = [folder / name for folder in settings.model_folders()]
-    return next((folder for folder in folders if name and holds_model(folder)), None)
+    """As NAME, ORG/NAME or NAME.gguf in a folder of models, or one folder below."""
+    for folder in settings.model_folders() if name else ():
+        for place in [folder / name, *sorted(folder.glob(f"*/{glob.escape(name)}"))]:
+            if holds_model(place):
+                return place
+        for pattern in (f"{glob.escape(name)}.gguf", f"*/{glob.escape(name)}.gguf"):
+            if found := sorted(folder.glob(pattern)):
+                return found[0]
+    return None
 
 
 def holds_model(path: Path) -> bool:
-    """A folder of a model, whole or in parts; nothing is opened."""
-    if not path.is_dir():
-        return False
-    return (path / "config.json").is_file() or any(path.glob("*.gguf"))
+    """A folder with weights of a model, all or some. Caches often have config.json alone, which is none."""
+    return path.is_dir() and any(any(path.glob(kind)) for kind in ("*.safetensors", "*.gguf", "_layer_*"))
 
 
 def hub_cache() -> Path:
@@ -125,6 +137,13 @@ def _in_hub_cache(repo: str) -> Path | None:
         return None
     snapshot = folder / "snapshots" / revision
     return snapshot if revision and holds_model(snapshot) else None
+
+
+def _cached_repo(name: str) -> str | None:
+    """The id of a model in the cache, by its name alone."""
+    folders = hub_cache().glob(f"models--*--{glob.escape(name)}")
+    repos = [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in sorted(folders)]
+    return next((repo for repo in repos if repo.partition("/")[2] == name and _in_hub_cache(repo)), None)
 
 
 def _nearest(text: str) -> list[str]:

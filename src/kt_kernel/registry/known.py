@@ -13,9 +13,6 @@ from kt_kernel.yaml_file import YamlFileError
 
 FILE = "registry.yaml"
 
-# Bytes of a weight in a checkpoint, with its share of the scales.
-BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32, "rawint4": 0.5 + 2 / 32}
-
 
 @dataclass(frozen=True)
 class Mla:
@@ -47,6 +44,7 @@ class Facts:
     rest: str = "bf16"  # of all other matrices
     tied: bool = False  # the output matrix is that of the embeddings
     mla: Mla | None = None
+    attention: int | None = None  # weights of a layer's, where they follow from none of the above
     full_attention_every: int = 1  # the other layers have a state that does not grow with the tokens
 
     @property
@@ -57,33 +55,6 @@ class Facts:
     def expert_weights(self) -> int:
         """Of all routed experts."""
         return self.moe_layers * self.experts * 3 * self.hidden * self.moe_intermediate
-
-    @property
-    def attention_weights(self) -> int:
-        """Of one layer."""
-        if self.mla is None:
-            return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        query = self.mla.q_rank * (self.hidden + self.heads * (self.mla.nope + self.mla.rope))
-        keys = self.hidden * (self.mla.kv_rank + self.mla.rope)
-        values = self.mla.kv_rank * self.heads * (self.mla.nope + self.mla.value)
-        return query + keys + values + self.heads * self.mla.value * self.hidden
-
-    @property
-    def rest_weights(self) -> int:
-        """Of all matrices but routed experts and embeddings."""
-        dense = self.dense_layers * 3 * self.hidden * self.dense_intermediate
-        shared = self.moe_layers * self.shared_experts * 3 * self.hidden * self.moe_intermediate
-        return self.layers * self.attention_weights + dense + shared
-
-    @property
-    def embedding_weights(self) -> int:
-        return self.vocab * self.hidden * (1 if self.tied else 2)
-
-    @property
-    def bytes(self) -> float:
-        """Of the checkpoint, to about 3 %. Embeddings are bf16 everywhere."""
-        experts, rest = self.expert_weights * BYTES[self.encoding], self.rest_weights * BYTES[self.rest]
-        return experts + rest + 2 * self.embedding_weights
 
 
 @dataclass(frozen=True)
@@ -104,7 +75,10 @@ _DEEPSEEK_MLA = Mla(q_rank=1536, kv_rank=512, nope=128, rope=64, value=128)
 _DEEPSEEK_V3 = Facts(
     61, 3, 7168, 256, 8, 2048, 1, 18432, 128, 128, 192, 129280, 163840, "fp8", "fp8", mla=_DEEPSEEK_MLA
 )
-_DEEPSEEK_V4_FLASH = Facts(43, 0, 4096, 256, 6, 2048, 1, 0, 64, 1, 512, 129280, 1048576, "mxfp4", "fp8")
+# Low ranks on both sides, and indexers in 20 of the layers: 111 and 126 million weights.
+_DEEPSEEK_V4_FLASH = Facts(
+    43, 0, 4096, 256, 6, 2048, 1, 0, 64, 1, 512, 129280, 1048576, "mxfp4", "fp8", attention=118_138_527
+)
 _KIMI_K2 = Facts(61, 1, 7168, 384, 8, 2048, 1, 18432, 64, 64, 192, 163840, 262144, "fp8", "fp8", mla=_DEEPSEEK_MLA)
 _KIMI_K2_INT4 = Facts(61, 1, 7168, 384, 8, 2048, 1, 18432, 64, 64, 192, 163840, 262144, "rawint4", mla=_DEEPSEEK_MLA)
 _MINIMAX_M2 = Facts(62, 0, 3072, 256, 8, 1536, 0, 0, 48, 8, 128, 200064, 196608, "fp8", "fp8")

@@ -3,6 +3,7 @@
 Files of earlier versions of kt are read and kept: fields that are not ours stay as they are.
 """
 
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from kt_kernel.yaml_file import YamlFileError
 
 FILE = "user_models.yaml"
 _VERSION = "1.0"
+_NAME = re.compile(r"\w[\w.+-]*")  # no path, no option, and one word in every shell
+_TAKEN = ("demo",)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,11 @@ def get(name: str) -> UserModel | None:
 
 
 def add(model: UserModel) -> None:
-    """UserError where the name is taken."""
+    """UserError where the name is taken, or cannot be one."""
+    if model.name in _TAKEN or not _NAME.fullmatch(model.name):
+        raise UserError(
+            "a model cannot be called '{name}': choose letters, digits, '.', '-', '_', '+'", name=model.name
+        )
     with _changed() as models:
         if any(other.name.lower() == model.name.lower() for other in models):
             raise UserError(

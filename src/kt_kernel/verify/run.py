@@ -10,6 +10,7 @@ import kt_kernel
 from kt_kernel import _core
 from kt_kernel.bench.client import Client
 from kt_kernel.bench.errors import SideError
+from kt_kernel.verify.gpu_slices import FORMATS, RANKS
 from kt_kernel.verify.random_experts import formats
 
 SIDE = "verify"
@@ -59,6 +60,7 @@ def verify(request: Request, watcher: Watcher) -> dict:
         "version": kt_kernel.__version__,
         "variant": kt_kernel.__cpu_variant__,
         "kernels": _verify_kernels(request, watcher),
+        "slices": _verify_slices(request),
         "layer": None,
         "model": None,
     }
@@ -78,10 +80,22 @@ def verify(request: Request, watcher: Watcher) -> dict:
             trust_remote_code=request.trust_remote_code,
         )
         watcher.done()
-    parts = [*report["kernels"], report["layer"] or {}, report["model"] or {}]
-    report["ok"] = not any(part.get("failures") for part in parts)
+    report["ok"] = not any(part.get("failures") for part in parts_of(report))
     report["seconds"] = round(time.monotonic() - begin, 1)
     return report
+
+
+def parts_of(report: dict) -> list[dict]:
+    """Everything that may have failures."""
+    return [*report["kernels"], *report["slices"], *(report[name] for name in ("layer", "model") if report[name])]
+
+
+def _verify_slices(request: Request) -> list[dict]:
+    wanted = [name for name in FORMATS if name in (request.formats or FORMATS)]
+    if not wanted:
+        return []
+    found = _asked("slices", formats=wanted)
+    return found if isinstance(found, list) else [{"format": " ".join(wanted), "ranks": list(RANKS), **found}]
 
 
 def _verify_kernels(request: Request, watcher: Watcher) -> list[dict]:

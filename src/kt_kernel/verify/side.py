@@ -11,6 +11,11 @@ class VerifySide:
 
         return check_format(weight_format, variants, quick)
 
+    def slices(self, formats: list[str]) -> list[dict]:
+        from kt_kernel.verify.gpu_slices import check_slices
+
+        return [check_slices(weight_format) for weight_format in formats]
+
     def layer(self, path: str, layer_idx: int | None, method: str, threads: int | None) -> dict:
         from kt_kernel.verify.model_layer import check_layer
 

@@ -2,6 +2,7 @@
 
 import gc
 import re
+from importlib.util import find_spec
 from math import exp, prod
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from kt_kernel.machine.system import available_bytes
 from kt_kernel.methods import LLAMAFILE
 from kt_kernel.verify.limits import divergence_limit
 from kt_kernel.weights import choose_format, find_method, model_config
-from kt_kernel.weights.detect import holds_only_gguf
+from kt_kernel.weights.detect import Kind, holds_only_gguf, locate
 from kt_kernel.weights.tensor_files import TensorFiles
 
 # Activations, logits of a window, and what transformers keeps while it loads.
@@ -27,10 +28,12 @@ def compare(path: Path, method: str, tokens: int, threads: int | None = None, tr
     The reference is our BF16 kernels; of a method that is BF16 itself, transformers' own experts in f32. Everything but
     the experts is f32 in both, or bf16 where f32 does not fit into memory.
     """
+    if find_spec("transformers") is None:
+        raise NotMeasuredError("transformers not found: pip install 'kt-kernel[engine]'")
     weight_format = _format(path, method)
     plain = weight_format == "bf16"
     dtype = _dtype(path, plain)
-    windows = perplexity.windows_of(_tokenizer(path, trust_remote_code), tokens)
+    windows = _windows(path, tokens, trust_remote_code)
     reference = None if plain else "BF16"
     right = perplexity.log_probabilities(_load(path, reference, dtype, threads, trust_remote_code), windows)
     gc.collect()  # modules hold each other: without it both models are in memory
@@ -81,6 +84,8 @@ def _format(path: Path, method: str) -> str:
         raise NotMeasuredError("GGUF files hold no model that transformers reads")
     config = model_config(path)
     layer, sizes = config.moe_layers[0], (config.hidden_size, config.moe_intermediate_size)
+    if locate(path, layer)[0] is not Kind.CHECKPOINT:
+        raise NotMeasuredError("converted weights are experts alone: name the model that they were made of")
     if method == "auto":
         method = find_method(path, layer, *sizes)
     if method == LLAMAFILE:
@@ -88,13 +93,17 @@ def _format(path: Path, method: str) -> str:
     return choose_format(method, path, layer, *sizes).format
 
 
-def _tokenizer(path: Path, trust_remote_code: bool):
+def _windows(path: Path, tokens: int, trust_remote_code: bool) -> list:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise NotMeasuredError(f"no tokenizer: {' '.join(str(error).split())}") from None
+    windows = perplexity.windows_of(tokenizer, tokens)
+    if windows[0].shape[1] < 2:  # transformers makes an empty one up where there are no files
+        raise NotMeasuredError(f"no tokenizer: {path} has no files of one")
+    return windows
 
 
 def _load(path: Path, method: str | None, dtype: str, threads: int | None, trust_remote_code: bool):
@@ -105,9 +114,12 @@ def _load(path: Path, method: str | None, dtype: str, threads: int | None, trust
     from kt_kernel.hf import KTConfig
 
     config = {} if method is None else {"quantization_config": KTConfig(method=method, threads=threads)}
-    return AutoModelForCausalLM.from_pretrained(
-        path, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=trust_remote_code, **config
-    ).eval()
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=trust_remote_code, **config
+        ).eval()
+    except (ImportError, OSError, ValueError) as error:
+        raise NotMeasuredError(f"transformers does not load it: {' '.join(str(error).split())}") from None
 
 
 def _finite(value: float) -> float | None:

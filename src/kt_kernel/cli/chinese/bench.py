@@ -36,4 +36,17 @@ TEXTS = {
     "Out of BF16, AMXINT8, ..., separated by commas (default: all).": "可选：BF16、AMXINT8 等，用逗号分隔（默认：全部）。",
     "Of the text (default: all).": "文本的 token 数（默认：全部）。",
     "Write the table as Markdown to this file.": "把表格以 Markdown 写入这个文件。",
+    "options go behind '{command}'": "选项应放在 '{command}' 之后",
+    "'{path}' holds no kt_kernel folder: unpack the wheel there": "'{path}' 中没有 kt_kernel 目录：请在那里解压 wheel",
+    "other processes used {share} of the CPUs at the start: times and ratios suffer, peers' most": (
+        "开始时其他进程占用了 {share} 的 CPU：时间和比值会受影响，与其他实现的比较影响最大"
+    ),
+    "wrote {path}": "已写入 {path}",
+    "is empty; legal: {names}, all, or E,K,H,I": "为空；可用：{names}、all，或 E,K,H,I",
+    "'{text}' is not a number from 1 to {most}; give one or several, separated by commas": (
+        "'{text}' 不是 1 到 {most} 的数；请给出一个或多个，用逗号分隔"
+    ),
+    "'{name}' is not a file name; legal: letters, digits, '-', '_' and '.'": (
+        "'{name}' 不是文件名；可用字母、数字、'-'、'_' 和 '.'"
+    ),
 }

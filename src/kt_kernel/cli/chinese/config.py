@@ -13,14 +13,8 @@ TEXTS = {
     "all settings would go: name one, or add --yes": "这会清除全部设置：请指定一项，或加上 --yes",
     "Set all settings back?": "恢复全部设置？",
     "set": "已设置",
-    "default": "默认",
-    "Setting": "设置",
-    "Now": "当前值",
-    "Source": "来源",
-    "Meaning": "含义",
     "Language of kt; auto is that of the system.": "kt 的语言；auto 表示跟随系统。",
     "Colours on a terminal.": "在终端中使用颜色。",
-    "Say more, as -v does.": "显示更多信息，与 -v 相同。",
     "Folders with models; downloads go into the first (default: kt's own).": (
         "存放模型的目录；下载到第一个（默认：kt 自己的目录）。"
     ),

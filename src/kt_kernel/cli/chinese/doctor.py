@@ -5,9 +5,8 @@ TEXTS = {
     "Also what checks looked at.": "同时显示检查依据的细节。",
     "Measure nothing.": "不做任何测量。",
     "Look for what keeps this machine from its speed: what it costs, and the command that mends it.\n\n"
-    "Measures the memory for a few seconds. Exit code 1 if something does not work. Example: kt doctor -v": (
-        "查找拖慢本机的原因：代价多大，用什么命令解决。\n\n"
-        "会用几秒钟测量内存。有功能无法工作时退出码为 1。示例：kt doctor -v"
+    "Measures the memory for a few seconds. Exit code 1 if something does not work.": (
+        "查找拖慢本机的原因：代价多大，用什么命令解决。\n\n会用几秒钟测量内存。有功能无法工作时退出码为 1。"
     ),
     "Check": "检查项",
     "Status": "状态",
@@ -17,30 +16,26 @@ TEXTS = {
     "error": "错误",
     "costs": "代价",
     "fix": "解决",
-    "{errors} errors, {warnings} warnings, {ok} ok": "{errors} 个错误，{warnings} 个警告，{ok} 项正常",
+    "errors: {errors}, warnings: {warnings}, ok: {ok}": "错误：{errors}，警告：{warnings}，正常：{ok}",
     "measuring the memory": "正在测量内存",
     "the memory could not be measured: {error}": "无法测量内存：{error}",
     "none": "无",
     # The processor.
     "CPU": "处理器",
-    "{name}: {packages} sockets, {cores} cores, {cpus} CPUs": (
-        "{name}：{packages} 路，{cores} 个物理核，{cpus} 个逻辑 CPU"
+    "{name} (sockets: {packages}, cores: {cores}, CPUs: {cpus})": (
+        "{name}（{packages} 路，{cores} 个物理核，{cpus} 个逻辑 CPU）"
     ),
     "Instruction set": "指令集",
     "{variant}: emulated, no instruction set of this CPU is used": "{variant}：软件模拟，没有使用本 CPU 的指令集",
     "10 to 100 times slower than vector instructions": "比向量指令慢 10 到 100 倍",
     "a CPU with AVX2 is needed": "需要支持 AVX2 的 CPU",
     "{variant}, although {best} runs here": "{variant}，但本机可以运行 {best}",
-    "what {best} has more than {variant}": "失去 {best} 相对 {variant} 的优势",
-    "{variant}: the system denied the registers of {best}": "{variant}：系统拒绝了 {best} 的寄存器",
-    "prompts are read up to 8 times slower: an AMX tile does 2048 operations a cycle, AVX-512 256": (
-        "读取提示词最多慢 8 倍：AMX 每周期 2048 次运算，AVX-512 为 256 次"
+    "prompts: a core does {now} operations on int8 a cycle, with {best} {then}; answers lose little": (
+        "提示词处理：每核每周期 {now} 次 int8 运算，使用 {best} 为 {then} 次；生成速度损失很小"
     ),
+    "{variant}: the system denied the registers of {best}": "{variant}：系统拒绝了 {best} 的寄存器",
     "Linux 5.16 or newer": "需要 Linux 5.16 或更新版本",
     "avx2: this CPU has no AVX-512 and no AMX": "avx2：本 CPU 没有 AVX-512 和 AMX",
-    "prompts: a core does 64 operations a cycle, with AVX-512 256, with AMX 2048; answers lose little": (
-        "提示词处理：每核每周期 64 次运算，AVX-512 为 256 次，AMX 为 2048 次；生成速度损失很小"
-    ),
     "Usable CPUs": "可用 CPU",
     "{usable} of {online}": "{online} 个中的 {usable} 个",
     "{usable} of {online}: a cpuset hides the others": "{online} 个中的 {usable} 个：其余被 cpuset 隐藏",
@@ -123,7 +118,8 @@ TEXTS = {
     "{read} GB/s; what the channels could give is not known here": "{read} GB/s；此处无法得知通道的理论值",
     "{read} GB/s, {share} of the channels' {peak}": "{read} GB/s，为通道理论值 {peak} 的 {share}",
     "answers come at {share} of the speed that the memory allows": "生成速度只有内存所允许的 {share}",
-    "what the other findings name; else the memory settings of the BIOS": "见其他检查项；否则检查 BIOS 的内存设置",
+    "first what costs bandwidth above: {causes}": "先解决上面影响带宽的问题：{causes}",
+    "the memory settings of the BIOS: speed, interleaving, NPS or SNC": "检查 BIOS 的内存设置：频率、交织、NPS 或 SNC",
     "Reads across nodes": "跨节点读取",
     "another node is read at {share} of the speed of the own": "读取其他节点的速度为本节点的 {share}",
     "cores of node {cores} from memory of node {memory}: {rate} GB/s": (
@@ -179,7 +175,7 @@ TEXTS = {
     ),
     "Proxies": "代理",
     "{variables}, not for this machine": "{variables}，不用于本机",
-    "{variables} are set, for this machine too": "已设置 {variables}，对本机也生效",
+    "also for this machine: {variables}": "对本机也生效：{variables}",
     "clients ask the proxy for the server on this machine, and get an error page": (
         "客户端会通过代理访问本机的服务，得到错误页面"
     ),

@@ -44,11 +44,15 @@ TEXTS = {
     "a model is called '{name}' already: give another name with --name, or 'kt model remove {name}'": (
         "已有名为 '{name}' 的模型：请用 --name 换一个名称，或运行 'kt model remove {name}'"
     ),
+    "a model cannot be called '{name}': choose letters, digits, '.', '-', '_', '+'": (
+        "模型不能叫 '{name}'：请用字母、数字、'.'、'-'、'_'、'+'"
+    ),
     # downloads
     "downloads need huggingface_hub: pip install huggingface_hub": "下载需要 huggingface_hub：pip install huggingface_hub",
     "{folder} holds files that no download left there: choose another folder with --dir": (
         "{folder} 中有并非下载得到的文件：请用 --dir 选择其他目录"
     ),
+    "{repo} has a file '{file}', outside of its folder": "{repo} 有文件 '{file}'，位于其目录之外",
     "{file} has {size} bytes, not {expected}: remove it, and download again": (
         "{file} 有 {size} 字节，应为 {expected}：请删除后重新下载"
     ),

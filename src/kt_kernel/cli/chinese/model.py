@@ -73,6 +73,7 @@ TEXTS = {
     ),
     "name models, or give --all": "请指定模型，或加上 --all",
     "as it was made": "与生成时一致",
+    "the demo model is not here yet: 'kt run demo' makes it": "演示模型尚未生成：'kt run demo' 会生成它",
     "{name} is not here: kt model download {name}": "本机没有 {name}：kt model download {name}",
     "is missing": "缺失",
     "ok": "正常",
@@ -88,16 +89,17 @@ TEXTS = {
     "Only files like this, as in '*Q4_K_M*'; repeat for more.": "只下载匹配的文件，例如 '*Q4_K_M*'；可重复。",
     "No files like this; repeat for more.": "不下载匹配的文件；可重复。",
     "Compare checksums (default: download.verify).": "比较校验和（默认：download.verify）。",
-    "Download a model from the hub.\n\nA download that was interrupted goes on with the files that are missing, by the same "
-    "command.": "从 hub 下载模型。\n\n下载中断后，用同样的命令继续下载缺少的文件。",
+    "Download a model from the hub.\n\nA download that was interrupted goes on where it stopped, by the same command.": (
+        "从 hub 下载模型。\n\n下载中断后，用同样的命令从中断处继续。"
+    ),
     "'{model}' is no model of the hub: give a known name, or org/name": (
         "'{model}' 不是 hub 上的模型：请给出已知名称，或 org/name"
     ),
-    "interrupted; the same command goes on with the files that are missing": ("已中断；用同样的命令继续下载缺少的文件"),
+    "interrupted; the same command goes on with what is missing": ("已中断；用同样的命令继续下载缺少的文件"),
     "{name} is in {path}": "{name} 在 {path}",
     "{repo}: {count} files, {size} GB, of which {missing} GB are missing, into {folder}": (
         "{repo}：{count} 个文件，{size} GB，其中缺少 {missing} GB，下载到 {folder}"
     ),
     "Download?": "下载？",
-    "remove what is wrong, and run the same command again": "请删除有错误的文件，再运行同样的命令",
+    "what came damaged was removed: the same command gets it again": "损坏的文件已删除：请再运行同样的命令重新获取",
 }

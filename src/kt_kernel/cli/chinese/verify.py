@@ -18,11 +18,10 @@ TEXTS = {
     ),
     "Worker threads for the model (default: one for each core).": "模型的工作线程数（默认：每个物理核一个）。",
     "Run Python code that comes with the model.": "运行模型自带的 Python 代码。",
-    "JSON on stdout instead of tables.": "在标准输出打印 JSON，而不是表格。",
     "Compare the kernels with a reference in fp64, a layer of a model with torch, and its answers with bf16.\n\n"
-    "Exit code 1 if anything is further off than rounding allows. Example: kt verify demo --method INT4G": (
+    "Exit code 1 if anything is further off than rounding allows.": (
         "将内核与 fp64 参考结果比对，将模型的一层与 torch 比对，并将其输出与 bf16 比对。\n\n"
-        "任何误差超出舍入允许的范围时退出码为 1。示例：kt verify demo --method INT4G"
+        "任何误差超出舍入允许的范围时退出码为 1。"
     ),
     "'{name}' is not one of {legal}": "'{name}' 不在可选值中：{legal}",
     "'{name}' is not on this machine: 'kt model download {repo}' fetches it": (
@@ -31,10 +30,11 @@ TEXTS = {
     "Format": "格式",
     "Relative error of layers against fp64": "各层相对 fp64 的误差",
     "Right: {calls} calls of kernels in {seconds} s.": "正确：{seconds} 秒内完成 {calls} 次内核调用。",
-    "WRONG: do not trust the output of this machine; the lines on stderr say where.": (
-        "错误：请勿相信本机的输出；标准错误中的各行说明了位置。"
+    "NOT PROVEN RIGHT: do not trust this machine's output before the lines on stderr are gone.": (
+        "未能证明正确：在标准错误中的各行消失之前，请勿相信本机的输出。"
     ),
     "FAILED": "失败",
+    "Slices for {ranks} GPUs, byte by byte: {names}": "为 {ranks} 个 GPU 切分，逐字节比对：{names}",
     "nothing to compare its weights with": "没有可比对的原始权重",
     "Layer {layer}, {method} ({format}), {count} experts, against torch: {error} (limit {limit})": (
         "第 {layer} 层，{method}（{format}），{count} 个专家，与 torch 比对：{error}（上限 {limit}）"
