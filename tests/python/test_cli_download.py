@@ -1,5 +1,6 @@
 """`kt model download` against a server that speaks as the hub does."""
 
+import os
 import subprocess
 import sys
 import time
@@ -89,6 +90,24 @@ def test_the_same_command_goes_on_with_what_is_missing(kt, hub, files, folder):
     assert broken in {name for name, _ in hub.served}
     assert len(hub.served) < len(files) - 2
     assert (folder / broken).read_bytes() == files[broken]
+
+
+def test_a_file_that_was_cut_short_is_fetched_again(kt, hub, files, folder):
+    assert kt("download", "m2").code == 0
+    for name in ("model-1.safetensors", "config.json"):
+        file = folder / name
+        when = file.stat().st_mtime_ns
+        file.write_bytes(files[name][:-1])
+        os.utime(file, ns=(when, when))
+    assert kt("verify", "m2", "--quick").code == 1
+    assert kt("download", "m2").code == kt("verify", "m2").code == 0
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/tmp/outside.safetensors", "a/../../outside.safetensors"])
+def test_no_file_goes_out_of_its_folder(kt, hub, folder, name):
+    hub.repos["org/bad"] = {name: b"x" * 2000}
+    assert "outside of its folder" in kt("download", "org/bad").line()
+    assert not list(folder.parent.parent.rglob("outside*"))
 
 
 @pytest.fixture
