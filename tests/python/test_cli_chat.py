@@ -74,6 +74,13 @@ def test_no_question(tmp_path, question):
     assert said.stderr.decode().startswith("kt chat: stdin holds no question")
 
 
+def test_no_stdin_at_all(tmp_path):
+    command = ["bash", "-c", 'exec "$0" -c "$1" chat <&-', sys.executable, COMMAND]
+    said = subprocess.run(command, capture_output=True, env=environment(tmp_path))
+    assert said.returncode == 1
+    assert b"kt chat: stdin holds no question" in said.stderr
+
+
 def test_errors_are_one_line_and_exit_code_1(tmp_path):
     with odd_server(stream(delta(content="half"))) as server:
         said = kt(tmp_path, "-p", str(server.port))

@@ -43,7 +43,7 @@ class HistoryFile:
 
 
 class Session:
-    """`say` prints a line that is no part of an answer."""
+    """`tell` prints a line that is no part of an answer."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Session:
         conversation: Conversation,
         file: HistoryFile,
         view: View,
-        say: Callable[[str], None],
+        tell: Callable[[str], None],
     ):
         self._server = server
         self._options = options
         self._conversation = conversation
         self._file = file
         self._view = view
-        self._say = say
+        self._tell = tell
         self._dropped: str | None = None  # the question whose answer failed, for /retry
 
     def take(self, text: str) -> bool:
@@ -99,9 +99,9 @@ class Session:
         self._file.save(self._options.model, self._conversation)
         if interrupted:
             raise KeyboardInterrupt
-        self._say(answer.timings(self._options.stream))
+        self._tell(answer.timings(self._options.stream))
         if answer.finish == "length":
-            self._say(t("the answer was cut off; --max-tokens is {count}", count=self._options.max_tokens))
+            self._tell(t("the answer was cut off; --max-tokens is {count}", count=self._options.max_tokens))
 
     def _receive(self, answer: Answer) -> None:
         options = self._options
@@ -125,21 +125,21 @@ class Session:
     def help(self, _: str) -> None:
         for command in COMMANDS:
             names = " ".join(command.names) + (f" {command.argument}" if command.argument else "")
-            self._say(f"  {names:<22}{command.text()}")
-        self._say("  " + t("Alt-Enter begins a new line; Ctrl-C stops an answer; Ctrl-D leaves"))
+            self._tell(f"  {names:<22}{command.text()}")
+        self._tell("  " + t("Alt-Enter begins a new line; Ctrl-C stops an answer; Ctrl-D leaves"))
 
     def clear(self, _: str) -> None:
         self._conversation.turns.clear()
         self._dropped = None
         self._file.begin_anew()
-        self._say(t("a new conversation"))
+        self._tell(t("a new conversation"))
 
     def show_history(self, _: str) -> None:
         names = {"system": t("System"), "user": t("You"), "assistant": t("Model")}
         if not self._conversation.messages:
-            self._say(t("nothing was said yet"))
+            self._tell(t("nothing was said yet"))
         for message in self._conversation.messages:
-            self._say(f"{names[message['role']]}: {message['content']}")
+            self._tell(f"{names[message['role']]}: {message['content']}")
 
     def show_info(self, _: str) -> None:
         options = self._options
@@ -152,7 +152,7 @@ class Session:
             t("kept in"): str(self._file.file or self._file.folder or t("no file")),
         }
         for name, value in facts.items():
-            self._say(f"  {name}: {value}")
+            self._tell(f"  {name}: {value}")
 
     def retry(self, _: str) -> None:
         question = self._dropped or self._conversation.take_back()
@@ -163,14 +163,14 @@ class Session:
     def set_system(self, text: str) -> None:
         if text:
             self._conversation.system = text
-        self._say(t("System: {prompt}", prompt=self._conversation.system or t("nothing")))
+        self._tell(t("System: {prompt}", prompt=self._conversation.system or t("nothing")))
 
     def save(self, name: str) -> None:
         if not name:
             raise ChatError(t("name a file: {command}", command="/save FILE"))
         path = Path(name).expanduser()
         history.save(path, self._options.model, self._conversation)
-        self._say(t("saved to {path}", path=path))
+        self._tell(t("saved to {path}", path=path))
 
     def load(self, name: str) -> None:
         if not name:
@@ -179,7 +179,7 @@ class Session:
         self._conversation.system, self._conversation.turns = loaded.system, loaded.turns
         self._dropped = None
         self._file.begin_anew()
-        self._say(t("{count} messages from {path}", count=len(loaded.messages), path=name))
+        self._tell(t("{count} messages from {path}", count=len(loaded.messages), path=name))
 
 
 LEAVE = object()

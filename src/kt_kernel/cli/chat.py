@@ -1,6 +1,7 @@
 """``kt chat``: talk to a running server."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,8 @@ from kt_kernel import env, settings
 from kt_kernel.chat import conversation as history
 from kt_kernel.chat.conversation import Conversation
 from kt_kernel.chat.errors import ChatError
-from kt_kernel.cli.language import t
-from kt_kernel.cli.printing import console, examples, fail, is_terminal, note
+from kt_kernel.cli.language import say, t
+from kt_kernel.cli.printing import console, examples, is_terminal, note
 from kt_kernel.errors import UserError
 from kt_kernel.folders import data_folder
 
@@ -66,25 +67,22 @@ def chat(
     from kt_kernel.chat.session import Options, Session
 
     interactive = is_terminal("stdin") and (is_terminal() or is_terminal("stderr"))
-    try:
-        conversation = _conversation(history_file, system)
-        question = None if interactive else _question()
-        port = port or settings.get("server.port")
-        server = Server(base_url(host or settings.get("server.host"), port), api_key or env.api_key())
-        options = Options(_model(server, model), temperature, max_tokens, stream)
-        keeps = save_history if save_history is not None else interactive or history_file is not None
-        folder = data_folder() / "chat_history" if keeps and history_file is None else None
-        kept_in = KeptIn(folder, history_file if keeps else None)
-        say = _say(interactive)
-        session = Session(server, options, conversation, kept_in, _view(), say)
-        if question is not None:
-            session.ask(question)
-            return
-        say(t("{model} at {url}", model=options.model, url=server.url))
-        say(t("/help lists the commands, Ctrl-D leaves"))
-        _converse(session, data_folder() / "chat_questions" if keeps else None)
-    except UserError as error:
-        fail("chat", str(error))
+    conversation = _conversation(history_file, system)
+    question = None if interactive else _question()
+    url = base_url(host or settings.get("server.host"), port or settings.get("server.port"))
+    server = Server(url, api_key or env.api_key())
+    options = Options(_model(server, model), temperature, max_tokens, stream)
+    keeps = save_history if save_history is not None else interactive or history_file is not None
+    folder = data_folder() / "chat_history" if keeps and history_file is None else None
+    kept_in = KeptIn(folder, history_file if keeps else None)
+    tell = _tell(interactive)
+    session = Session(server, options, conversation, kept_in, _view(), tell)
+    if question is not None:
+        session.ask(question)
+        return
+    tell(t("{model} at {url}", model=options.model, url=url))
+    tell(t("/help lists the commands, Ctrl-D leaves"))
+    _converse(session, data_folder() / "chat_questions" if keeps else None)
 
 
 def _converse(session: "Session", remembered: Path | None) -> None:
@@ -112,7 +110,7 @@ def _converse(session: "Session", remembered: Path | None) -> None:
         except KeyboardInterrupt:
             note("chat", t("stopped"))
         except UserError as error:
-            note("chat", str(error))
+            note("chat", say(error.phrase))
 
 
 def _conversation(file: Path | None, system: str | None) -> Conversation:
@@ -149,7 +147,7 @@ def _view() -> "View":
     return PlainView(sys.stdout, reasoning=terminal.is_terminal)
 
 
-def _say(interactive: bool):
+def _tell(interactive: bool) -> Callable[[str], None]:
     """Lines beside the answers: dimmed on a terminal."""
     from rich.text import Text
 

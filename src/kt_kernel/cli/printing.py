@@ -19,7 +19,8 @@ _WIDE = 10_000  # columns where nobody reads along: nothing is cut or broken
 
 def is_terminal(stream: str = "stdout") -> bool:
     """Whether somebody reads this stream along ("stdin": may be asked)."""
-    return getattr(sys, stream).isatty()
+    found = getattr(sys, stream)
+    return found is not None and found.isatty()  # None: it was closed before Python started
 
 
 def console(stream: str = "stdout") -> "Console":
