@@ -238,7 +238,7 @@ def _promise(job: "RunJob", planned: bool) -> "Plan | None":
         printing.note("run", t("no plan: {reason}", reason=job.unplanned))
         return None
     from kt_kernel.cli.plan import progress
-    from kt_kernel.cli.plan_report import promise
+    from kt_kernel.cli.plan_report import busy_note, promise
     from kt_kernel.machine.probe import Probe
     from kt_kernel.plan.hints import hints
 
@@ -249,6 +249,8 @@ def _promise(job: "RunJob", planned: bool) -> "Plan | None":
         printing.fail("run", t("{name} does not fit: {reasons}; --no-plan tries", name=job.found.name, reasons=reasons))
     printing.note("run", t("expect decode at {promise}", promise=promise(plan.decode)))
     printing.note("run", t("expect prompts at {promise}", promise=promise(plan.prefill)))
+    if line := busy_note(plan):
+        printing.note("run", line)
     return plan
 
 

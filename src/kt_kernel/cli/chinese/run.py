@@ -82,6 +82,7 @@ TEXTS = {
     "reached: {rate} tokens/s of one answer, {share} % of what was promised": (
         "实际：单个回答 {rate} token/s，为预计的 {share} %"
     ),
+    "'kt doctor' looks for the reason": "'kt doctor' 会查找原因",
     "{option} is left out: this SGLang does not know it": "省略 {option}：此 SGLang 不认识它",
     "{name} is up; Ctrl-C stops it": "{name} 已启动；Ctrl-C 停止",
     "chat page": "聊天页面",
