@@ -1,5 +1,6 @@
 """`kt model download` against a server that speaks as the hub does."""
 
+import os
 import subprocess
 import sys
 import time
@@ -89,6 +90,24 @@ def test_the_same_command_goes_on_with_what_is_missing(kt, hub, files, folder):
     assert broken in {name for name, _ in hub.served}
     assert len(hub.served) < len(files) - 2
     assert (folder / broken).read_bytes() == files[broken]
+
+
+def test_a_file_that_was_cut_short_is_fetched_again(kt, hub, files, folder):
+    assert kt("download", "m2").code == 0
+    for name in ("model-1.safetensors", "config.json"):
+        file = folder / name
+        when = file.stat().st_mtime_ns
+        file.write_bytes(files[name][:-1])
+        os.utime(file, ns=(when, when))
+    assert kt("verify", "m2", "--quick").code == 1
+    assert kt("download", "m2").code == kt("verify", "m2").code == 0
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/tmp/outside.safetensors", "a/../../outside.safetensors"])
+def test_no_file_goes_out_of_its_folder(kt, hub, folder, name):
+    hub.repos["org/bad"] = {name: b"x" * 2000}
+    assert "outside of its folder" in kt("download", "org/bad").line()
+    assert not list(folder.parent.parent.rglob("outside*"))
 
 
 @pytest.fixture
@@ -202,6 +221,19 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(kt, hub, fo
     assert "GB more in" in kt("download", "m2").line()
     assert hub.served == []
     assert not folder.exists()
+
+
+def test_a_file_that_plain_http_does_not_give_is_told(kt, monkeypatch):
+    from huggingface_hub import constants
+
+    from kt_kernel.registry import resumable
+
+    monkeypatch.setattr(resumable, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 1000)
+    last = kt("download", "m2").err.splitlines()[-1]
+    assert last.startswith(
+        "kt model download: huggingface_hub cannot download MiniMaxAI/MiniMax-M2: The file is too large"
+    )
 
 
 def test_without_the_package_the_message_tells_how_to_get_it(kt, monkeypatch):

@@ -81,6 +81,19 @@ def test_wrong_usage_is_one_line_that_helps(capsys, home, arguments, message):
     assert errors.count("\n") == 1
 
 
+def test_wrong_usage_in_chinese(capsys, home, monkeypatch):
+    monkeypatch.setenv("KT_LANG", "zh")
+    language.language.cache_clear()
+    try:
+        assert kt(capsys, "rnu")[2] == "kt: 没有命令 'rnu'。是不是 'run'？\n"
+        assert kt(capsys, "chat", "--port", "70000")[2] == (
+            "kt chat: '--port' / '-p' 的值无效：不能大于 65535；见 'kt chat --help'\n"
+        )
+        assert kt(capsys, "chat", "--host")[2] == "kt chat: 选项 '--host' 需要一个值；见 'kt chat --help'\n"
+    finally:
+        language.language.cache_clear()
+
+
 def test_nobody_reads_along(tmp_path):
     """A pipe that is closed, at once or later, is no reason to complain."""
     for arguments in ([], ["chat", "--help"]):

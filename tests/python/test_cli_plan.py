@@ -57,7 +57,8 @@ def test_busy_machines_are_pointed_out(capfd, here, tmp_path, monkeypatch):
     busy.busy = 0.5
     monkeypatch.setattr(probes, "Probe", lambda *_, **__: busy)
     said = run(capfd, "plan", write_config(tmp_path / "mine"))
-    assert said.err == "kt plan: others used 50 % of the CPUs while this was measured; --fresh measures again\n"
+    line = "kt plan: others used 50 % of the CPUs while this was measured; 'kt plan --fresh' measures again"
+    assert said.err == f"{line}\n"
 
 
 @pytest.mark.parametrize(

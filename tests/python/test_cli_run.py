@@ -104,13 +104,15 @@ def test_what_is_no_model(capfd, tmp_path):
 
 
 def test_a_model_that_is_not_here_is_not_downloaded_without_a_word(capfd):
-    said = run(capfd, "run", "qwen3-30b", "--port", "0")
+    said = run(capfd, "run", "qwen3-30b", "--port", "0", "--no-plan")
     assert said.code == 1
     assert "'kt model download Qwen3-30B-A3B' brings it, or --yes" in said.line()
 
 
 def test_a_model_that_is_not_here_is_downloaded_with_yes(capfd, monkeypatch, started, model):
+    from kt_kernel.cli import model_files
     from kt_kernel.registry import download
+    from kt_kernel.registry.user_models import UserModel
 
     asked = []
 
@@ -119,10 +121,15 @@ def test_a_model_that_is_not_here_is_downloaded_with_yes(capfd, monkeypatch, sta
         return download.Download(repo, "1", model, (), None)
 
     monkeypatch.setattr(download, "prepare", prepare)
-    monkeypatch.setattr(download, "fetch", lambda found, bars: asked.append(bars))
-    said = run(capfd, "run", "qwen3-30b", "--port", "0", "--yes")
+
+    def bring(command, wanted, name):
+        asked.append((command, name))
+        return UserModel(name, str(wanted.folder))
+
+    monkeypatch.setattr(model_files, "bring", bring)
+    said = run(capfd, "run", "qwen3-30b", "--port", "0", "--yes", "--no-plan")
     assert said.code == 0
-    assert asked == [("Qwen/Qwen3-30B-A3B", settings.model_folders()[0] / "Qwen3-30B-A3B"), False]
+    assert asked == [("Qwen/Qwen3-30B-A3B", settings.model_folders()[0] / "Qwen3-30B-A3B"), ("run", "Qwen3-30B-A3B")]
     assert started["path"] == str(model)
 
 
@@ -188,7 +195,9 @@ def test_the_promise_comes_before_and_what_was_reached_after(capfd, started, mod
     assert re.search(r"^kt run: expect decode at [\d.e+]+ tokens/s \(ms of a token: ", said.err, re.MULTILINE)
     assert "kt run: expect prompts at " in said.err
     started["watched"](50.0)
-    assert "kt run: reached: 50 tokens/s of one answer, " in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "kt run: reached: 50 tokens/s of one answer, " in said
+    assert "kt doctor" in said  # a small part of what was promised
     started.clear()
     said = run(capfd, "run", model, "--port", "0", "--no-plan")
     assert "expect" not in said.err

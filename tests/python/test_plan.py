@@ -106,8 +106,9 @@ def test_decode_is_the_sum_of_its_parts():
     found = predict.predict_decode(FakeProbe(), QWEN, "int4g", context=1000)
     expert = 3 * 2048 * 768
     assert found.parts["experts"] == pytest.approx(48 * 8 * expert * 0.5 / 100e9)
-    others = 48 * (2048 * 128 * 72 + 128 * 2048) + 151936 * 2048
+    others = 48 * (2048 * 128 * 72 + 128 * 2048)
     assert found.parts["linears"] == pytest.approx(2 * others / 100e9)
+    assert found.parts["head"] == pytest.approx(2 * 151936 * 2048 / 100e9)
     assert found.parts["barriers"] == pytest.approx(48 * 10e-6)
     assert found.parts["attention"] == pytest.approx(48 * 1000 * 1e-9)
     assert found.tokens_per_s == pytest.approx(1 / sum(found.parts.values()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from kt_kernel.cli.language import translated
+from kt_kernel.cli.language import CHINESE, language, t, translated
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand, TyperGroup
@@ -17,10 +17,10 @@ _SPACES = 2
 # What typer calls the types of values.
 _TYPES = {"int": "N", "float": "X", "str": "TEXT", "path": "PATH"}
 _TYPE = re.compile(r"<(list\[)?(int|float|str|path)\]?( range)?>", re.IGNORECASE)
-# Where a line may be broken: at spaces, and behind Chinese characters with what may not begin a line.
+# Where a line may be broken: at spaces, not in brackets, and behind Chinese characters with what may not begin a line.
 _WIDE = "\u2e80-\u303f\u3400-\u9fff\uff00-\uffef"
 _CLOSING = "，。；：？！、）》」』”’"  # noqa: RUF001
-_PIECES = re.compile(rf"[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*|\s+")
+_PIECES = re.compile(rf"\[[^]]*\]|[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*|\s+")
 
 
 def prepare(command: "TyperCommand | TyperGroup") -> None:
@@ -33,6 +33,21 @@ def prepare(command: "TyperCommand | TyperGroup") -> None:
             parameter.help = translated(parameter.help)
     for child in getattr(command, "commands", {}).values():
         prepare(child)
+
+
+def usage_error(command: str, message: str) -> str:
+    """One line of what typer says."""
+    if "\n" in message:  # a group without a command is answered with its help
+        return message
+    message = message.rstrip(".")
+    if not message.endswith("?"):  # 'Did you mean ...?' is help already
+        message = t("{message}; see '{command} --help'", message=message, command=command)
+    if language() == CHINESE:
+        from kt_kernel.cli.chinese.help import USAGE
+
+        for english, chinese in USAGE:
+            message = re.sub(english, chinese, message)
+    return f"{command}: {message}"
 
 
 def first_sentence(text: str) -> str:
@@ -68,7 +83,7 @@ def _context_class(base: type) -> type:
             super().write_usage(prog, args, translated("Usage: ") if prefix is None else prefix)
 
         def write_heading(self, heading: str) -> None:
-            super().write_heading(translated(heading))
+            self.write(f"{' ' * self.current_indent}{translated(f'{heading}:')}\n")
 
         def write_text(self, text: str) -> None:
             indent = " " * self.current_indent

@@ -65,6 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(words: list[str]) -> int:
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks characters gets '?', as stderr has its way
     kt = command(words[0] if words else None)
     try:
         code = kt.main(words, prog_name="kt", standalone_mode=False) or 0
@@ -79,16 +81,8 @@ def _run(words: list[str]) -> int:
         # Errors of usage know how to say themselves; typer prints them in a frame of three lines, we in one.
         if isinstance(error, typer.Abort) or not hasattr(error, "format_message"):
             raise
-        print(_wrong_usage(_path(kt, words), error.format_message()), file=sys.stderr)
+        print(help.usage_error(_path(kt, words), error.format_message()), file=sys.stderr)
         return error.exit_code
-
-
-def _wrong_usage(path: str, message: str) -> str:
-    if "\n" in message:  # a group without a command is answered with its help
-        return message
-    if message.endswith("?"):  # 'Did you mean ...?' is help already
-        return f"{path}: {message}"
-    return f"{path}: {message.rstrip('.')}; see '{path} --help'"
 
 
 def _path(group: "TyperGroup", words: list[str]) -> str:

@@ -12,7 +12,7 @@ from kt_kernel.cli import printing
 from kt_kernel.cli.language import t
 from kt_kernel.errors import UserError
 from kt_kernel.registry import user_models
-from kt_kernel.registry.find import DEMO, Found, find
+from kt_kernel.registry.find import DEMO, Found, download_folder, find
 from kt_kernel.registry.user_models import UserModel
 
 if TYPE_CHECKING:
@@ -176,22 +176,28 @@ def download(
             "model download", t("'{model}' is no model of the hub: give a known name, or org/name", model=model)
         )
     name = name or (found.known.name if found.known else found.repo.partition("/")[2])
-    folder = folder or settings.model_folders()[0] / found.repo.partition("/")[2]
-    folder = folder.expanduser().absolute()
+    folder = (folder or download_folder(found.repo)).expanduser().absolute()
     wanted = hub.prepare(found.repo, folder, revision, include, exclude)
     _announce(wanted, yes)
-    try:
-        hub.fetch(wanted, bars=printing.is_terminal("stderr"), meter=_meter)
-    except KeyboardInterrupt:
-        printing.note("model download", t("interrupted; the same command goes on with what is missing"))
-        raise
-    _check_download(wanted, settings.get("download.verify") if check is None else check)
-    added = _register(name, wanted)
+    added = bring("model download", wanted, name, check)
     facts = {"name": added.name, "path": added.path, "repo": wanted.repo, "revision": wanted.commit}
     if as_json:
         printing.print_json({**facts, "files": len(wanted.files), "bytes": wanted.bytes})
     else:
         print(t("{name} is in {path}", name=added.name, path=added.path))
+
+
+def bring(command: str, wanted: "Download", name: str, by_checksum: bool | None = None) -> UserModel:
+    """Downloads, checks, and puts the model on the list."""
+    from kt_kernel.registry import download as hub
+
+    try:
+        hub.fetch(wanted, bars=printing.is_terminal("stderr"), meter=_meter)
+    except KeyboardInterrupt:
+        printing.note(command, t("interrupted; the same command goes on with what is missing"))
+        raise
+    _check_download(command, wanted, settings.get("download.verify") if by_checksum is None else by_checksum)
+    return _register(name, wanted)
 
 
 def _announce(wanted: "Download", yes: bool) -> None:
@@ -209,18 +215,18 @@ def _announce(wanted: "Download", yes: bool) -> None:
         typer.confirm(t("Download?"), default=True, abort=True, err=True)
 
 
-def _check_download(wanted: "Download", by_checksum: bool) -> None:
+def _check_download(command: str, wanted: "Download", by_checksum: bool) -> None:
     from kt_kernel.registry.checks import check, expected_digests
 
     expected = expected_digests(wanted.folder) if by_checksum else {}
     with _meter(sum(file.stat().st_size for file in expected if file.is_file())) as progress:
         wrong = [result for result in check(wanted.folder, expected, progress) if not result.sound]
     for result in wrong:
-        printing.note("model download", f"{result.file}: {result.about}")
+        printing.note(command, f"{result.file}: {result.about}")
         if result.by_checksum:
             (wanted.folder / result.file).unlink()  # else the next run would take it for done
     if wrong:
-        printing.fail("model download", t("what came damaged was removed: the same command gets it again"))
+        printing.fail(command, t("what came damaged was removed: the same command gets it again"))
 
 
 def _register(name: str, wanted: "Download") -> UserModel:

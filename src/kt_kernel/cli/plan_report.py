@@ -52,10 +52,15 @@ def show(plan: "Plan", machine: "Machine", wanted: "Wanted") -> None:
         )
     for line in hints(plan, wanted):
         print(f"  * {line}")
-    if plan.busy > QUIET:
-        busy = f"{100 * plan.busy:.0f}"
-        line = t("others used {busy} % of the CPUs while this was measured; --fresh measures again", busy=busy)
+    if line := busy_note(plan):
         printing.note("plan", line)
+
+
+def busy_note(plan: "Plan") -> str | None:
+    if plan.busy <= QUIET:
+        return None
+    busy = f"{100 * plan.busy:.0f}"
+    return t("others used {busy} % of the CPUs while this was measured; 'kt plan --fresh' measures again", busy=busy)
 
 
 def promise(found: "Prediction") -> str:

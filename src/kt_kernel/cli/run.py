@@ -102,8 +102,8 @@ def _run(context: typer.Context) -> None:
 
         job = prepare(asked, here, _fetch(bool(context.params["yes"])), only_shown=shown)
         (_sglang if engine == "sglang" else _embedded)(context, job, bound)
-    except (UserError, typer.Exit):
-        raise  # the one is said by main, in the user's language; the other is said already
+    except (UserError, typer.Exit, typer.Abort):
+        raise  # main says the first, in the user's language; the others are said already
     except _EXPECTED as error:
         if env.debug():
             raise
@@ -208,13 +208,15 @@ def _fetch(yes: bool) -> "Callable[[Found], Path]":
     """Downloads a model after a question, or with --yes; elsewhere it says which command does."""
 
     def fetch(found: "Found") -> "Path":
-        from kt_kernel.registry.download import fetch, prepare
+        from kt_kernel.cli.model_files import bring
+        from kt_kernel.registry.download import prepare
+        from kt_kernel.registry.find import download_folder
 
         if not yes and not (printing.is_terminal("stdin") and printing.is_terminal("stderr")):
             raise UserError(
                 "{name} is not on this machine: 'kt model download {name}' brings it, or --yes", name=found.name
             )
-        download = prepare(str(found.repo), settings.model_folders()[0] / found.name)
+        download = prepare(str(found.repo), download_folder(str(found.repo)))
         if not yes:
             line = t(
                 "{name} is not on this machine. Download {gb} GB to {folder}?",
@@ -223,8 +225,7 @@ def _fetch(yes: bool) -> "Callable[[Found], Path]":
                 folder=download.folder,
             )
             typer.confirm(line, abort=True, err=True)
-        fetch(download, printing.is_terminal("stderr"))
-        return download.folder
+        return Path(bring("run", download, found.name).path)
 
     return fetch
 
@@ -237,7 +238,7 @@ def _promise(job: "RunJob", planned: bool) -> "Plan | None":
         printing.note("run", t("no plan: {reason}", reason=job.unplanned))
         return None
     from kt_kernel.cli.plan import progress
-    from kt_kernel.cli.plan_report import promise
+    from kt_kernel.cli.plan_report import busy_note, promise
     from kt_kernel.machine.probe import Probe
     from kt_kernel.plan.hints import hints
 
@@ -248,6 +249,8 @@ def _promise(job: "RunJob", planned: bool) -> "Plan | None":
         printing.fail("run", t("{name} does not fit: {reasons}; --no-plan tries", name=job.found.name, reasons=reasons))
     printing.note("run", t("expect decode at {promise}", promise=promise(plan.decode)))
     printing.note("run", t("expect prompts at {promise}", promise=promise(plan.prefill)))
+    if line := busy_note(plan):
+        printing.note("run", line)
     return plan
 
 

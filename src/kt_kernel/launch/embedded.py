@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from kt_kernel.server.settings import Settings
 
+_POOR = 0.75  # of what was promised, below which there must be a reason
 _LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 
 
@@ -77,3 +78,6 @@ def _tell(rate: float, promised: float) -> None:
         share=f"{100 * rate / promised:.0f}",
     )
     print(f"kt run: {line}", file=sys.stderr, flush=True)
+    if rate < _POOR * promised:
+        line = t("'kt doctor' looks for the reason")
+        print(f"kt run: {line}", file=sys.stderr, flush=True)

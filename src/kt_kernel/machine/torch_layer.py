@@ -1,8 +1,10 @@
 """What torch computes in a layer while a prompt is read: everything but the products with weights.
 
-The same operations as transformers' decoder layers, on tensors of the model's sizes: two norms over f32, norms and
-rotary embedding of heads, keys and values into the cache, attention with a mask, residual sums, and the softmax and
-top-k of the router.
+The same operations as in transformers' decoder layers, on tensors of the model's sizes: two norms over f32, rotary
+embedding of heads, keys and values into the cache, attention with a mask, residual sums, and the router with its
+softmax and top-k. Small models also wait for Python: a layer of Mixtral makes 120 calls of torch, two thirds of them
+views, in 340 calls of Python functions and 11 of modules (counted by profilers of torch and Python), and so does the
+one that is measured.
 """
 
 from collections.abc import Callable
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 _FEW, _MANY = 32, 256  # tokens
-# Calls of nn.Module around the operations of a layer: norms, linears, attention, block, router, experts, activations.
-_MODULES = 14
+_MODULES, _FUNCTIONS, _VIEWS = 11, 340, 80  # of a layer
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,10 @@ def measure_torch_layer(threads: int, hidden: int, heads: Heads, value_dim: int,
             each = seconds / 3
             few, many = (_time(_rest_of_layer(n, hidden, heads), each) for n in (_FEW, _MANY))
             pairs = _time(_attention(heads, value_dim), each) / _MANY**2
-            module_us = _module_us()
     finally:
         torch.set_num_threads(before)
     token_us = max(0.0, many - few) / (_MANY - _FEW)
-    return TorchLayer(max(0.0, few - _FEW * token_us) + _MODULES * module_us, token_us, pairs)
+    return TorchLayer(max(0.0, few - _FEW * token_us), token_us, pairs)
 
 
 def measure_sampling_us(vocabulary: int, seconds: float) -> float:
@@ -66,13 +66,6 @@ def _time(call: Callable[[], object], seconds: float) -> float:
     return quiet(sample(lambda _: call(), seconds))
 
 
-def _module_us() -> float:
-    import torch
-
-    module, nothing = torch.nn.Identity(), torch.empty(1)
-    return _time(lambda: [module(nothing) for _ in range(100)], 0.01) / 100
-
-
 def _rest_of_layer(tokens: int, hidden: int, heads: Heads) -> Callable[[], object]:
     import torch
 
@@ -82,7 +75,11 @@ def _rest_of_layer(tokens: int, hidden: int, heads: Heads) -> Callable[[], objec
     key = torch.randn(1, heads.kv_heads, tokens, heads.head_dim, dtype=torch.bfloat16)
     cos = torch.randn(1, 1, tokens, heads.head_dim, dtype=torch.bfloat16)
     cache = torch.empty(2, heads.kv_heads, tokens, heads.head_dim, dtype=torch.bfloat16)
-    logits = torch.randn(tokens, heads.experts, dtype=torch.bfloat16)
+    router = torch.randn(heads.experts, hidden, dtype=torch.bfloat16)
+    module = torch.nn.Identity()
+
+    def function() -> None:
+        pass
 
     def layer() -> "torch.Tensor":
         normed = _norm(x, weight)
@@ -93,9 +90,15 @@ def _rest_of_layer(tokens: int, hidden: int, heads: Heads) -> Callable[[], objec
         mixed = query.transpose(1, 2).reshape(1, tokens, -1)
         added = x + normed
         normed = _norm(added, weight)
+        logits = torch.nn.functional.linear(normed[0], router)
         shares, _ = torch.topk(torch.softmax(logits.float(), -1), heads.top_k, -1)
-        _ = shares / shares.sum(-1, keepdim=True)
-        _ = mixed
+        shares = shares / shares.sum(-1, keepdim=True)
+        for _ in range(_VIEWS):
+            mixed[..., :1]
+        for _ in range(_FUNCTIONS):
+            function()
+        for _ in range(_MODULES):
+            module(shares)
         return added + normed
 
     return layer

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from kt_kernel.convert.folder import MANIFEST, SUMS
 from kt_kernel.registry.contents import weight_files
+from kt_kernel.registry.resumable import METADATA
 from kt_kernel.weights.gguf_files import GgufFiles, holds_gguf
 from kt_kernel.weights.tensor_files import INDEX, parse_json, read_header
 
 _BLOCK = 1 << 22
 _READERS = 4  # threads; one computes SHA-256 at 1.7 GB/s (Zen 4), less than what disks read
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_METADATA = Path(".cache") / "huggingface" / "download"
 
 Progress = Callable[[int], None]  # bytes read since the last call; of several threads
 
@@ -157,7 +157,7 @@ def _of_sums(path: Path) -> dict[Path, Expected]:
 
 
 def _of_download(path: Path) -> dict[Path, Expected]:
-    folder = path / _METADATA
+    folder = path / METADATA
     found = {}
     for metadata in folder.rglob("*.metadata"):
         lines = metadata.read_text(errors="replace").split()

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from kt_kernel import env, settings
 from kt_kernel.errors import UserError
-from kt_kernel.registry.resumable import LARGE_BYTES, fetch_large
+from kt_kernel.registry.resumable import LARGE_BYTES, METADATA, fetch_large
 
 _SPARE = 1 << 30  # bytes that a disk keeps free
-_METADATA = Path(".cache") / "huggingface"
 # Weights of other programs, which stand beside the safetensors of some models.
 _OTHERS = (
     "*.pth",
@@ -74,7 +73,7 @@ def prepare(
 ) -> Download:  # fmt: skip
     """Asks the hub what there is, and the disk whether it fits. Downloads nothing."""
     hub = _import_hub()
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / _METADATA).is_dir():
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / METADATA).is_dir():
         raise DownloadError(
             "{folder} holds files that no download left there: choose another folder with --dir", folder=folder
         )
@@ -84,6 +83,9 @@ def prepare(
         commit = api.model_info(repo, revision=revision).sha
         tree = api.list_repo_tree(repo, recursive=True, revision=commit)
         files = [HubFile(entry.path, entry.size) for entry in tree if isinstance(entry, hub.hf_api.RepoFile)]
+    for file in files:
+        if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
+            raise DownloadError("{repo} has a file '{file}', outside of its folder", repo=repo, file=file.name)
     wanted = _choose(repo, files, include or [], exclude or [])
     download = Download(repo, commit, folder, tuple(wanted), endpoint)
     _check_space(download)
@@ -100,9 +102,12 @@ def fetch(
     hub = _import_hub()
     (hub.utils.enable_progress_bars if bars else hub.utils.disable_progress_bars)()
     with _locked(download.folder), _explained(download.repo, download.commit, download.endpoint):
-        large = [file.name for file in download.missing if file.bytes >= LARGE_BYTES]
-        with meter(sum(file.bytes for file in download.missing if file.name in large)) as progress:
-            fetch_large(download.repo, download.commit, large, download.folder, download.endpoint, progress)
+        missing = download.missing
+        for file in missing:
+            (download.folder / file.name).unlink(missing_ok=True)  # else notes of an earlier download vouch for it
+        large = {file.name: file.bytes for file in missing if file.bytes >= LARGE_BYTES}
+        with meter(sum(large.values())) as progress:
+            fetch_large(download.repo, download.commit, list(large), download.folder, download.endpoint, progress)
         hub.snapshot_download(
             download.repo,
             revision=download.commit,
@@ -181,15 +186,15 @@ def _check_space(download: Download) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     """For one download at a time; what a killed one left half-written is removed."""
     try:
-        (folder / _METADATA).mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / _METADATA, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        (folder / METADATA).mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / METADATA, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise DownloadError(
             "cannot write to {folder}: {reason}; choose another with --dir", folder=folder, reason=error.strerror
         ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for leftover in (folder / _METADATA).rglob("*.incomplete"):
+        for leftover in (folder / METADATA).rglob("*.incomplete"):
             leftover.unlink(missing_ok=True)
         yield
     except BlockingIOError:
@@ -237,6 +242,11 @@ def _explained(repo: str, revision: str | None, endpoint: str | None) -> Iterato
         raise DownloadError(
             "'{repo}' is no id of a model, as in org/name ({reason})", repo=repo, reason=error
         ) from None
+    except UserError:
+        raise
+    except ValueError as error:  # as for a file over 50 GB without hf_xet
+        reason = " ".join(str(error).split())
+        raise DownloadError("huggingface_hub cannot download {repo}: {reason}", repo=repo, reason=reason) from None
     except OSError as error:
         if error.errno is not None and not isinstance(error, ConnectionError):
             raise DownloadError(

@@ -64,6 +64,11 @@ def find(text: str) -> Found:
     raise UnknownModelError(text, _nearest(text))
 
 
+def download_folder(repo: str) -> Path:
+    """Where a download of it goes, unless somebody says otherwise."""
+    return settings.model_folders()[0] / repo.partition("/")[2]
+
+
 def local_copy(repo: str) -> Path | None:
     """Where a model of the hub is on this machine."""
     for model in user_models.user_models():

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Event
 from urllib.parse import urlsplit
 
-METADATA = Path(".cache") / "huggingface" / "download"
+METADATA = Path(".cache") / "huggingface" / "download"  # where huggingface_hub notes what it put into a folder
 LARGE_BYTES = 16_000_000
 _MOST_BYTES = 50_000_000_000  # of a file that the hub gives out over plain HTTP
 _CONNECTIONS = 4

@@ -31,8 +31,8 @@ TEXTS = {
     "yes": "是",
     "no": "否",
     "{rate} tokens/s (ms of a token: {parts})": "{rate} token/s（每个 token 的毫秒数：{parts}）",
-    "others used {busy} % of the CPUs while this was measured; --fresh measures again": (
-        "测量时其他进程占用了 {busy} % 的 CPU；用 --fresh 重新测量"
+    "others used {busy} % of the CPUs while this was measured; 'kt plan --fresh' measures again": (
+        "测量时其他进程占用了 {busy} % 的 CPU；用 'kt plan --fresh' 重新测量"
     ),
     "no GPU": "无 GPU",
     "{cpu}, {cores} cores ({variant}), {free} of {all} GB of memory free, {gpus}": (
