@@ -175,6 +175,7 @@ def test_options_reach_the_engine_and_the_server(capfd, started, model):
     assert set(found.hosts) >= {"127.0.0.1", "localhost"}
     url = f"http://127.0.0.1:{started['bound'][1]}"
     assert f"  chat page  {url}/\n" in said.out
+    assert f"  terminal   kt chat -H {url}\n" in said.out
     assert f"curl {url}/v1/chat/completions" in said.out
     assert "$KT_KERNEL_API_KEY" in said.out
     assert "kt run: engine: embedded (there is no GPU)" in said.err

@@ -69,7 +69,7 @@ class Session:
         word = text.split(maxsplit=1)[0]
         # A path, /etc/hosts, begins a question.
         if not re.fullmatch(r"/\w*", word):
-            self.ask(text)
+            self.ask(text.rstrip())  # a paste often ends in a line's end
             return True
         command = next((command for command in COMMANDS if word in command.names), None)
         if command is None:

@@ -36,6 +36,7 @@ def serve(serving: Serving, bound: "socket.socket", settings: "Settings") -> Non
         body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
         print(t("{name} is up; Ctrl-C stops it", name=engine.name))
         print(f"  {t('chat page')}  {url}/")
+        print(f"  {t('terminal')}   kt chat -H {url}")
         print(f"  {t('API')}        {url}/v1")
         request = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' {key}-d '{body}'"
         print(f"  {t('try')}        {request}", flush=True)

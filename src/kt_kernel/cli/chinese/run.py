@@ -90,6 +90,7 @@ TEXTS = {
     "{option} is left out: this SGLang does not know it": "省略 {option}：此 SGLang 不认识它",
     "{name} is up; Ctrl-C stops it": "{name} 已启动；Ctrl-C 停止",
     "chat page": "聊天页面",
+    "terminal": "终端",
     "API": "API 接口",
     "try": "试一试",
     "whoever reaches {host} may use the model; --api-key asks for a key": (
