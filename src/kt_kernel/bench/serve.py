@@ -14,11 +14,12 @@ from statistics import median
 from typing import TypeVar
 
 import kt_kernel
-from kt_kernel.bench import llamacpp_build, machine, synthetic
+from kt_kernel.bench import llamacpp_build, synthetic
 from kt_kernel.bench.client import Client
 from kt_kernel.bench.errors import BenchError, SideError, need_engine
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings
+from kt_kernel.machine import system
 
 BATCHES = (1, 16)
 PROMPT_TOKENS, PREFILL_TOKENS = 32, 512
@@ -47,7 +48,7 @@ class ServeSettings:
 
     @property
     def used_threads(self) -> int:
-        return self.threads or machine.physical_cores()
+        return self.threads or system.physical_cores()
 
     @property
     def points(self) -> int:
@@ -239,7 +240,7 @@ def layers_that_fit(model: synthetic.Qwen3Moe, memory_bytes: int) -> int:
 
 def _large(settings: ServeSettings, findings: Findings, progress: Progress, demo: Path, work: Path) -> None:
     full = synthetic.QWEN3_30B
-    memory = min(settings.memory_bytes, int(0.9 * machine.available_bytes()))
+    memory = min(settings.memory_bytes, int(0.9 * system.available_bytes()))
     layers = settings.layers or layers_that_fit(full, memory)
     if not layers:
         raise SideError(f"not a layer of the large model fits into {memory / 1e9:.1f} GB")
