@@ -116,7 +116,7 @@ def _mismatch(found: ExpertsModule, experts: CheckpointExperts) -> str | None:
 def _misnamed(found: ExpertsModule, experts: CheckpointExperts, keys: KeyMap) -> str | None:
     _, tensor = experts.stored_as()
     target, converter = keys.target(_as_unquantised(tensor))
-    # Experts by themselves, as llmcompressor saves those of every family: our loader knows them where transformers does not.
+    # Experts by themselves, as llmcompressor saves those of every family: transformers does not know all, we do.
     by_itself = converter is None and re.fullmatch(rf"{re.escape(found.name)}\.\d+\.\w+\.weight", target)
     if not by_itself and target != f"{found.name}.{found.first}":
         return f"{tensor!r} belongs to {target!r}"
