@@ -108,6 +108,27 @@ def test_answers_of_bf16_models_do_not_depend_on_other_requests(tmp_path, family
         ]
 
 
+def test_kimi_k2_is_deepseek_v3(tmp_path, caplog):
+    """Its config has another type and names code of its own, which is not there; its latents are decoded natively."""
+    caplog.set_level(logging.INFO, logger="kt_kernel.engine")
+    options = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "head_dim": 16}
+    path = saved(tmp_path / "kimi", tiny_model("deepseek_v3", torch.bfloat16, **options))
+    answers = []
+    for model_type in ("deepseek_v3", "kimi_k2"):
+        given = json.loads((path / "config.json").read_text()) | {"model_type": model_type}
+        if model_type == "kimi_k2":
+            given["auto_map"] = {"AutoConfig": "missing.DeepseekV3Config", "AutoModelForCausalLM": "missing.Model"}
+        (path / "config.json").write_text(json.dumps(given))
+        engine = open_engine(path, slots=2, context=64, threads=1, chunk_tokens=16, trust_remote_code=True)
+        try:
+            assert engine.forward.decoder == "native"
+            answers.append(answer(engine, greedy(random_prompt(20, 1), 8)).tokens)
+        finally:
+            engine.close()
+    assert answers[0] == answers[1]
+    assert "kimi_k2 is deepseek_v3 for transformers" in caplog.text
+
+
 def test_a_model_without_experts_is_served_too(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="kt_kernel.engine")
     engine = open_engine(saved(tmp_path / "dense", tiny_model("gemma2")), slots=1, context=32, threads=1, name="mine")

@@ -16,7 +16,8 @@ from kt_kernel import _core
 from kt_kernel.engine.rows import current_rows
 from kt_kernel.hf.linear import KTLinear
 
-# Queries of a forward from which on latents are expanded: then that takes as long as it saves.
+# Queries of a forward from which on latents are expanded. A layer of 16 heads behind 2,048 tokens, kept and expanded,
+# in ms of one core of Zen 4: 1 query 4 and 67, 32 queries 38 and 78, 128 queries 144 and 139, 256 queries 312 and 212.
 EXPANDED_FROM = 128
 
 
