@@ -39,12 +39,13 @@ OPTIONS = {
         "logits_scaling": 4.0,
         "attention_multiplier": 0.3,
     },
+    "minicpm3": LATENT | {"scale_emb": 3.0, "scale_depth": 1.2, "dim_model_base": 16},
     "minimax_m2": {"rotary_dim": 8},
     "mistral": {"sliding_window": WINDOW},
     "qwen3_moe": {"norm_topk_prob": False},
     "youtu": LATENT | {"rope_interleave": False, "attention_bias": True},
 }
-DENSE = {"llama", "mistral", "qwen2", "qwen3", "youtu"}
+DENSE = {"llama", "minicpm3", "mistral", "qwen2", "qwen3", "youtu"}
 # Other ways of the same families.
 VARIANTS = {
     "deepseek_v2": {"topk_method": "greedy", "rope_parameters": YARN, "max_position_embeddings": 64},

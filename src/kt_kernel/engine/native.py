@@ -46,7 +46,7 @@ class Family:
     group_best: int | None = None  # experts are in groups, each as good as so many of its best; weights are scaled
     pairs: str | None = "halves"  # of rotary embeddings; None: "gathered" or "halves", as rope_interleave says
     windows: str = "none"  # "all": sliding_window is of every layer; "types": of those that layer_types names
-    multipliers: bool = False  # embedding, residual and logits are scaled
+    multipliers: str | None = None  # embedding, residual and logits are scaled, as "granite" or "minicpm" name it
 
 
 _DENSE = Family(windows="types")
@@ -59,9 +59,10 @@ FAMILIES = {
     "glm4_moe": _GROUPED,
     "glm4_moe_lite": _LATENTS,
     "gpt_oss": Family(router="router", windows="types"),
-    "granitemoe": Family(ffn="block_sparse_moe", router="router", multipliers=True),
+    "granitemoe": Family(ffn="block_sparse_moe", router="router", multipliers="granite"),
     "llama": Family(),
     "minimax_m2": Family(kind="sigmoid", correction="block"),
+    "minicpm3": Family(multipliers="minicpm"),
     "mistral": Family(windows="all"),
     "mixtral": Family(windows="all"),
     "olmoe": Family(renormalise=None),
@@ -308,8 +309,18 @@ def _take_experts(parts: Parts, block: Block, index: int) -> None:
         block.scalar = _linear(ffn, family.scalar)
 
 
+def _multipliers(parts: Parts) -> dict[str, float]:
+    config, names = parts.config, parts.family.multipliers
+    if names is None:
+        return {}
+    if names == "granite":
+        embedding, residual = config.embedding_multiplier, config.residual_multiplier
+    else:
+        embedding, residual = config.scale_emb, config.scale_depth / config.num_hidden_layers**0.5
+    return {"embedding_scale": embedding, "residual_scale": residual, "logits_scale": 1 / config.logits_scaling}
+
+
 def _make_decoder(parts: Parts, cache: "SlotCache", rope: RopeTables) -> _core.Decoder:
-    config, scaled = parts.config, parts.family.multipliers
     spec = _core.DecoderSpec(
         hidden=parts.embedding.shape[1],
         vocabulary=parts.vocabulary,
@@ -320,9 +331,7 @@ def _make_decoder(parts: Parts, cache: "SlotCache", rope: RopeTables) -> _core.D
         embedding=parts.embedding.data_ptr(),
         final_norm=parts.final_norm,
         head=parts.head.kt_linear,
-        embedding_scale=config.embedding_multiplier if scaled else 1.0,
-        residual_scale=config.residual_multiplier if scaled else 1.0,
-        logits_scale=1 / config.logits_scaling if scaled else 1.0,
+        **_multipliers(parts),
     )
     for index, block in enumerate(parts.blocks):
         spec.add_block(attention_norm=block.norms[0], ffn_norm=block.norms[1])
