@@ -210,7 +210,7 @@ def test_memory_is_taken_as_tokens_come():
 def test_latents_are_expanded_for_many_queries(family, monkeypatch):
     """Pieces of 3 and single tokens attend to latents, those of 16 and more to what they expand to."""
     monkeypatch.setattr(latents, "EXPANDED_FROM", 10)
-    model = tiny_model(family, kv_lora_rank=32)
+    model = tiny_model(family, kv_lora_rank=32, qk_rope_head_dim=8, head_dim=8)
     text = random_prompt(LENGTH, 1)
     expected = expected_logits(model, text)
     forward = SlotForward(model, 1, LENGTH)
@@ -244,7 +244,7 @@ def test_latents_of_slots_are_not_expanded():
     got = forward.decode([14, 3], [text[-1] for text in texts], [LENGTH - 1] * 2)
     assert relative_error(got, expected) < TOLERANCE
     assert resident_bytes() - before < 200e6
-    assert forward.cache.bytes_per_token == 2 * 4 * (16 + 8)
+    assert forward.cache.bytes_per_token == 2 * 4 * (32 + 16)
 
 
 def resident_bytes() -> int:

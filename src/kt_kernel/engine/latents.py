@@ -83,10 +83,15 @@ def _packed(kv_b: KTLinear, weights: torch.Tensor) -> _core.Linear:
 
 def keep_latents(model: nn.Module) -> int:
     """From now on the model's attentions hand few queries their latents unexpanded; how many there are."""
-    found = [module for module in model.modules() if hasattr(module, "expand_kv") and hasattr(module, "kv_b_proj")]
+    found = [module for module in model.modules() if hasattr(module, "expand_kv") and not _has_bias(module.kv_b_proj)]
     for module in found:
         module.expand_kv = _Expansion(module)
     return len(found)
+
+
+def _has_bias(linear: nn.Module) -> bool:
+    """A bias of kv_b, which no model has, would have to be added to every key."""
+    return linear.kt_linear.bias if isinstance(linear, KTLinear) else linear.bias is not None
 
 
 class _Expansion:
