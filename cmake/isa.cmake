@@ -35,7 +35,10 @@ set(amx ${avx512_bf16} amx_tile amx_int8 amx_bf16)
 set(KT_ISA_NATIVE amx avx512_bf16 avx512_vbmi avx512_vnni avx512_base avx2)
 set(KT_ISA_EMULATED emu_amx emu_avx512_bf16 emu_avx512_vnni emu_avx512_base emu)
 
-set(KT_ISAS ${KT_ISA_NATIVE} ${KT_ISA_EMULATED} CACHE STRING "Rows to build, best first (default: all)")
+set(KT_ISAS ${KT_ISA_NATIVE} ${KT_ISA_EMULATED} CACHE STRING "Rows to build (default: all), or native")
+include(cmake/isa_choice.cmake)
+kt_choose_isas(KT_BUILT_ISAS)
+message(STATUS "Instruction sets: ${KT_BUILT_ISAS}")
 
 # kt_add_isa(<row>): object library kt_isa_<row> with cpp/kernels/instances.cc compiled for that row, and its line of
 # isa_list.inc appended to KT_ISA_LIST.
@@ -54,13 +57,11 @@ function(kt_add_isa name)
     list(TRANSFORM ${name} PREPEND ::kt::feature:: OUTPUT_VARIABLE needs)
     list(JOIN needs " | " needs)
     set(emulated 0)
-  elseif(name IN_LIST KT_ISA_EMULATED)
+  else()
     list(APPEND definitions KT_EMULATED=1)
     set(level -O2)  # twice as fast to compile as -O3
     set(needs 0)
     set(emulated 1)
-  else()
-    message(FATAL_ERROR "KT_ISAS names '${name}'; the rows are: ${KT_ISA_NATIVE} ${KT_ISA_EMULATED}")
   endif()
 
   if(flags)

@@ -12,10 +12,21 @@ find_package(nanobind CONFIG REQUIRED)
 # A package folder without __init__.py: the stub generator can import _core from it, and nothing else runs.
 set(package ${CMAKE_CURRENT_BINARY_DIR}/python/kt_kernel)
 
+# Calls of these get the versions of glibc 2.28 and older: cpp/portable/old_symbols.cc.
+set(wrapped dlerror dlopen dlsym pthread_create pthread_join pthread_sigmask pthread_setaffinity_np pthread_setname_np
+  _ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE
+  _ZNSt15__exception_ptr13exception_ptr9_M_addrefEv _ZNSt15__exception_ptr13exception_ptr10_M_releaseEv)
+list(TRANSFORM wrapped PREPEND -Wl,--wrap=)
+function(kt_use_old_symbols target)
+  target_sources(${target} PRIVATE cpp/portable/old_symbols.cc)
+  target_link_options(${target} PRIVATE ${wrapped})
+endfunction()
+
 file(GLOB binding_sources CONFIGURE_DEPENDS cpp/bindings/*.cc)
 nanobind_add_module(_core NB_SUPPRESS_WARNINGS BACKEND_MODULE kt_kernel._nanobind ${binding_sources})
 target_link_libraries(_core PRIVATE kt_core)
 target_link_options(_core PRIVATE -Wl,--exclude-libs,ALL)
+kt_use_old_symbols(_core)
 if(NOT SKBUILD_PROJECT_VERSION_FULL)
   set(SKBUILD_PROJECT_VERSION_FULL 0+cmake)  # built without pip; pyproject.toml has the version
 endif()
@@ -42,6 +53,7 @@ function(kt_add_backend interpreter)
   target_compile_options(kt_backend${suffix} PRIVATE
     -w -Os -fno-strict-aliasing -fno-stack-protector -ffunction-sections -fdata-sections)
   target_link_options(kt_backend${suffix} PRIVATE -Wl,--gc-sections -s)
+  kt_use_old_symbols(kt_backend${suffix})
   set_target_properties(kt_backend${suffix} PROPERTIES
     PREFIX "" OUTPUT_NAME _nanobind SUFFIX ${suffix} LIBRARY_OUTPUT_DIRECTORY ${package})
   add_dependencies(_core kt_backend${suffix})

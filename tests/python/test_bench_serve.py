@@ -74,7 +74,7 @@ def test_a_large_checkpoint_takes_no_room(tmp_path, tokenizer_files):
 
 def test_sides_are_where_the_table_says():
     for module, name in side.SIDES.values():
-        assert hasattr(__import__(f"kt_kernel.bench.{module}", fromlist=[name]), name)
+        assert hasattr(__import__(f"kt_kernel.{module}", fromlist=[name]), name)
 
 
 def test_a_run_gives_the_overhead_of_the_engine(monkeypatch, capsys, demo_path):

@@ -117,3 +117,13 @@ def test_without_the_optional_packages_one_line_says_so(tmp_path):
     assert "llmcompressor" in done.stderr
     assert "pip install 'kt-kernel[gpu-weights]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("widths", "size"), [((2048, 768), 128), ((576, 192), 64), ((2048, 96), 32)])
+def test_the_largest_group_that_divides(widths, size):
+    assert gpu_weights.group_size_for(widths) == size
+
+
+def test_widths_that_no_group_divides():
+    with pytest.raises(ConvertError, match="48, 2048 columns wide"):
+        gpu_weights.group_size_for((2048, 48))

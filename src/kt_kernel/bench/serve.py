@@ -14,11 +14,12 @@ from statistics import median
 from typing import TypeVar
 
 import kt_kernel
-from kt_kernel.bench import llamacpp_build, machine, synthetic
+from kt_kernel.bench import llamacpp_build, synthetic
 from kt_kernel.bench.client import Client
 from kt_kernel.bench.errors import BenchError, SideError, need_engine
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings
+from kt_kernel.machine import system
 
 BATCHES = (1, 16)
 PROMPT_TOKENS, PREFILL_TOKENS = 32, 512
@@ -48,7 +49,7 @@ class ServeSettings:
 
     @property
     def used_threads(self) -> int:
-        return self.threads or machine.physical_cores()
+        return self.threads or system.physical_cores()
 
     @property
     def points(self) -> int:
@@ -243,7 +244,7 @@ def _write_fitting(
     settings: ServeSettings, full: synthetic.Qwen3Moe | synthetic.DeepseekV2, name: str, folder: Path, demo: Path
 ) -> tuple[Path, str]:
     """As many layers as memory allows; what the model is called then."""
-    memory = min(settings.memory_bytes, int(0.9 * machine.available_bytes()))
+    memory = min(settings.memory_bytes, int(0.9 * system.available_bytes()))
     layers = settings.layers or layers_that_fit(full, memory)
     if not layers:
         raise SideError(f"not a layer of {name} fits into {memory / 1e9:.1f} GB")

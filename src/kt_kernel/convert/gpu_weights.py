@@ -50,6 +50,7 @@ FAMILIES = {
     "llama4": (r".*\.feed_forward\.router", r".*\.feed_forward\.shared_expert\..*", r".*multi_modal_projector.*"),
     "jamba": (r".*\.feed_forward\.router", r".*\.mamba\..*"),
 }
+_GROUP_SIZES = (128, 64, 32)
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -96,6 +97,18 @@ def text_of(row: dict, template) -> str:
     )
 
 
+def group_size_for(widths: Iterable[int]) -> int:
+    """The largest group that divides every width: 128 as the schemes have it, else 64 or 32."""
+    widths = set(widths)
+    for size in _GROUP_SIZES:
+        if all(width % size == 0 for width in widths):
+            return size
+    shown = ", ".join(map(str, sorted(widths)))
+    raise ConvertError(
+        f"the experts are {shown} columns wide: no group of {', '.join(map(str, _GROUP_SIZES))} divides that"
+    )
+
+
 def missing_packages() -> list[str]:
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
@@ -107,6 +120,12 @@ def parser() -> argparse.ArgumentParser:
     add("--output_dir", required=True, type=Path)
     add("--quant_method", choices=["GPTQ", "RTN"], default="GPTQ")
     add("--quant_type", choices=["W4A16", "W8A16"], default="W8A16")
+    add(
+        "--group_size",
+        type=int,
+        choices=_GROUP_SIZES,
+        help="weights with one scale (default: the largest that divides)",
+    )
     add("--num_calibration_samples", type=int, default=512)
     add("--max_sequence_length", type=int, default=2048)
     add("--dampening_frac", type=float, default=0.1)
@@ -158,7 +177,8 @@ def _quantise(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model.config.save_pretrained(folder)
         patterns = ignored(model.config.model_type, dense_layers(Path(folder)), given.ignore_patterns)
-    _check_experts_are_left(model, patterns)
+    widths = _widths_of_experts(model, patterns)
+    given.group_size = given.group_size or group_size_for(widths)
     calibration = {}
     if given.quant_method == "GPTQ":
         samples = _calibration(given, tokenizer)
@@ -208,12 +228,12 @@ def _placement(given: argparse.Namespace, torch) -> dict[str, object]:
     return {"device_map": "auto", **({"max_memory": limits} if limits else {})}
 
 
-def _check_experts_are_left(model, patterns: list[str]) -> None:
-    """Something must remain to be quantised, and it must be experts."""
+def _widths_of_experts(model, patterns: list[str]) -> set[int]:
+    """Columns of what is going to be quantised: something must remain, and it should be experts."""
     import torch
 
-    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    kept = [name for name in names if not is_ignored(name, patterns)]
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    kept = [name for name in linears if not is_ignored(name, patterns)]
     if not kept:
         raise ConvertError(
             f"no linear layer of {model.config.model_type} is left to quantise: are its experts single layers in this "
@@ -222,7 +242,8 @@ def _check_experts_are_left(model, patterns: list[str]) -> None:
     others = [name for name in kept if "expert" not in name]
     if others:
         print(f"also quantised, though no experts: {', '.join(others[:4])}{' ...' if others[4:] else ''}", flush=True)
-    print(f"{len(kept)} of {len(names)} linear layers are quantised", flush=True)
+    print(f"{len(kept)} of {len(linears)} linear layers are quantised", flush=True)
+    return {linears[name].in_features for name in kept}
 
 
 def _calibration(given: argparse.Namespace, tokenizer):
@@ -247,7 +268,11 @@ def _calibration(given: argparse.Namespace, tokenizer):
 
 
 def _recipe(given: argparse.Namespace, patterns: list[str]):
-    scheme = {"targets": "Linear", "scheme": given.quant_type, "ignore": patterns}
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    preset = preset_name_to_scheme(given.quant_type, ["Linear"])
+    preset.weights.group_size = given.group_size
+    scheme = {"config_groups": {"group_0": preset}, "ignore": patterns}
     if given.quant_method == "RTN":
         from llmcompressor.modifiers.quantization import QuantizationModifier
 

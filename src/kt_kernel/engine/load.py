@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,9 @@ def open_engine(
     slots: int | None = None,
     context: int | None = None,
     threads: int | None = None,
+    numa_nodes: Sequence[int] | None = None,
     method: str = "auto",
+    weight_path: "str | os.PathLike[str] | None" = None,
     linears: str | None = "auto",
     max_queue: int = 256,
     stall_ms: float = 200.0,
@@ -48,7 +51,9 @@ def open_engine(
         slots: requests that run at once; None = what memory allows, up to 16.
         context: tokens of a request, prompt and answer; None = what memory and the model allow.
         threads: of our pool and of torch; None = one for each physical core.
+        numa_nodes: where those of our pool are; None = on all nodes.
         method: of the experts, as of KTConfig.
+        weight_path: where the experts are, if not with the rest of the model.
         linears: the format of all others on our kernels: bf16, int8, int4 or int4g; "auto" = bf16 where that is faster
             than torch, None = torch's, where decode stays with transformers and may depend on what else runs.
         max_queue: requests that may wait for a slot.
@@ -71,8 +76,9 @@ def open_engine(
     check_sizes(slots, context, _model_context(config))
     torch.set_num_threads(threads or _physical_cores())
     text = open_text(path, trust_remote_code)
-    model = _load_model(path, config, method, threads, trust_remote_code)
-    packed = _pack_linears(model, linears, threads)
+    experts = {"method": method, "weight_path": weight_path, "threads": threads, "numa_nodes": numa_nodes}
+    model = _load_model(path, config, experts, trust_remote_code)
+    packed = _pack_linears(model, linears, threads, numa_nodes)
     forward = _sized_forward(model, slots, context)
     return SlotEngine(
         name or path.resolve().name,
@@ -101,7 +107,7 @@ def _check_chunk(chunk_tokens: int | None) -> None:
 
 
 def _physical_cores() -> int:
-    from kt_kernel.bench.machine import physical_cores
+    from kt_kernel.machine.system import physical_cores
 
     return physical_cores()
 
@@ -123,8 +129,9 @@ def _model_context(config: "PreTrainedConfig") -> int:
 
 
 def _load_model(
-    path: Path, config: "PreTrainedConfig", method: str, threads: int | None, trust_remote_code: bool
+    path: Path, config: "PreTrainedConfig", experts: dict[str, object], trust_remote_code: bool
 ) -> "PreTrainedModel":
+    """`experts`: arguments of KTConfig."""
     import torch
 
     from kt_kernel.hf import KTConfig
@@ -136,7 +143,7 @@ def _load_model(
         skeleton = auto_class.from_config(config, trust_remote_code=trust_remote_code)
     plugin = {"config": config} if getattr(config, RENAMED, False) else {}
     if list(find_experts(skeleton)):
-        plugin["quantization_config"] = KTConfig(method=method, threads=threads)
+        plugin["quantization_config"] = KTConfig(**experts)
     else:
         log.info("%s has no experts: transformers computes all of it", config.model_type)
     model = auto_class.from_pretrained(path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code, **plugin)
@@ -156,7 +163,9 @@ def _auto_class(config: "PreTrainedConfig") -> type:
     raise ValueError(f"{config.model_type} is no model that generates text, as far as transformers knows")
 
 
-def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | None) -> bool:
+def _pack_linears(
+    model: "PreTrainedModel", linears: str | None, threads: int | None, numa_nodes: Sequence[int] | None
+) -> bool:
     """Whether they were; the native decoder takes nothing else."""
     from kt_kernel import __cpu_variant__
     from kt_kernel.hf.linear import KTLinear, preferred_format, replace_linears
@@ -166,7 +175,7 @@ def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | 
     if weight_format is None or model.device.type != "cpu":
         log.info("linears are computed by torch")
         return False
-    count = replace_linears(model, weight_format, runtime_for(plan_pool(threads, None, None)))
+    count = replace_linears(model, weight_format, runtime_for(plan_pool(threads, None, numa_nodes)))
     log.info("%d linears in %s", count, weight_format)
     head = model.get_output_embeddings()
     if isinstance(head, KTLinear):
@@ -196,9 +205,9 @@ def _sized_forward(model: "PreTrainedModel", slots: int | None, context: int | N
     """Tried with a small cache first: only the model's own keys tell how large a token's are."""
     import torch
 
-    from kt_kernel.bench.machine import available_bytes
     from kt_kernel.engine.forward import PROBE_TOKENS, SlotForward, open_forward
     from kt_kernel.engine.sizes import choose_sizes
+    from kt_kernel.machine.system import available_bytes
 
     model_context = _model_context(model.config)
     with torch.inference_mode():
