@@ -245,7 +245,7 @@ def _write_fitting(
 ) -> tuple[Path, str]:
     """As many layers as memory allows; what the model is called then."""
     memory = min(settings.memory_bytes, int(0.9 * system.available_bytes()))
-    layers = settings.layers or layers_that_fit(full, memory)
+    layers = min(settings.layers, full.layers) if settings.layers else layers_that_fit(full, memory)
     if not layers:
         raise SideError(f"not a layer of {name} fits into {memory / 1e9:.1f} GB")
     path = synthetic.write_checkpoint(replace(full, layers=layers), folder, demo)
