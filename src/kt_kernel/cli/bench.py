@@ -159,8 +159,8 @@ def _serve(
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Turns of each side.")] = 5,
     steps: Annotated[int, typer.Option("--steps", min=4, max=512, help="Tokens of each answer in a turn.")] = 48,
     parts: Annotated[
-        str, typer.Option("--parts", help="Out of demo,http,overhead,large.")
-    ] = "demo,http,overhead,large",
+        str, typer.Option("--parts", help="Out of demo,http,overhead,large,latent.")
+    ] = "demo,http,overhead,large,latent",
     layers: Annotated[
         int | None, typer.Option("--layers", min=1, max=48, help="Of the large model (default: what fits).")
     ] = None,
@@ -169,7 +169,7 @@ def _serve(
     save: bench_options.Save = False,
     machine: bench_options.Machine = None,
 ) -> None:
-    """Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, a large model."""
+    """Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, large models."""
     names = tuple(parts.split(","))
     for name in names:
         options.check_one("--parts", name, serve.PARTS)

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 # Of a request that runs alone, whose chunks bound nothing but memory and the time until a cancel is seen.
 ALONE_CHUNK = 512
 UNKNOWN_CONTEXT = 8192  # of models whose config does not tell
+# Types that transformers knows by another name. What comes with such a model is code for older versions of it.
+OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
+RENAMED = "kt_renamed"  # of a config that the folder has under another type
 
 
 def open_engine(
@@ -64,13 +67,12 @@ def open_engine(
     _check_chunk(chunk_tokens)
 
     import torch
-    from transformers import AutoConfig
 
     from kt_kernel.engine.engine import SlotEngine
     from kt_kernel.engine.sizes import check_sizes
     from kt_kernel.engine.text import end_tokens, open_text
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = _read_config(path, trust_remote_code)
     check_sizes(slots, context, _model_context(config))
     torch.set_num_threads(threads or _physical_cores())
     text = open_text(path, trust_remote_code)
@@ -110,6 +112,18 @@ def _physical_cores() -> int:
     return physical_cores()
 
 
+def _read_config(path: Path, trust_remote_code: bool) -> "PreTrainedConfig":
+    from transformers import AutoConfig, PreTrainedConfig
+
+    given, _ = PreTrainedConfig.get_config_dict(path)
+    known = OTHER_NAMES.get(given.get("model_type"))
+    if known is None:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    log.info("%s is %s for transformers", given["model_type"], known)
+    others = {name: value for name, value in given.items() if name not in ("model_type", "auto_map", "architectures")}
+    return AutoConfig.for_model(known, **others, **{RENAMED: True})
+
+
 def _model_context(config: "PreTrainedConfig") -> int:
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or UNKNOWN_CONTEXT
 
@@ -127,7 +141,7 @@ def _load_model(
     auto_class = _auto_class(config)
     with torch.device("meta"):
         skeleton = auto_class.from_config(config, trust_remote_code=trust_remote_code)
-    plugin = {}
+    plugin = {"config": config} if getattr(config, RENAMED, False) else {}
     if list(find_experts(skeleton)):
         plugin["quantization_config"] = KTConfig(**experts)
     else:

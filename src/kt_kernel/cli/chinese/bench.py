@@ -24,12 +24,12 @@ TEXTS = {
     "For both sides (default: the best of a few, for each).": "双方的线程数（默认：各自从几个值中取最佳）。",
     "Instruction sets (default: avx2 and the best one).": "指令集（默认：avx2 和最好的一个）。",
     "An unpacked {wheel} wheel, instead of a download.": "已解压的 {wheel} wheel，代替下载。",
-    "Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, a large model.": (
-        "整个模型：演示模型与 transformers、llama.cpp 比较，引擎开销，以及一个大模型。"
+    "Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, large models.": (
+        "整个模型：演示模型与 transformers、llama.cpp 比较，引擎开销，以及大模型。"
     ),
     "Turns of each side.": "双方的轮数。",
     "Tokens of each answer in a turn.": "每轮每个回答的 token 数。",
-    "Out of demo,http,overhead,large.": "可选：demo,http,overhead,large。",
+    "Out of demo,http,overhead,large,latent.": "可选：demo,http,overhead,large,latent。",
     "Of the large model (default: what fits).": "大模型的层数（默认：内存放得下的）。",
     "GB for the large model.": "大模型可用的内存（GB）。",
     "What each method costs the demo model in perplexity.": "各方法使演示模型的困惑度增加多少。",
