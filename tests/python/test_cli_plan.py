@@ -71,6 +71,7 @@ def test_busy_machines_are_pointed_out(capfd, here, tmp_path, monkeypatch):
         (["demo", "--threads", "0"], 2, "--threads"),
         (["qwen3-30b", "--method", "INT3"], 1, "INT3"),
         (["qwen3-30b", "--engine", "sglang"], 1, "SGLang"),
+        (["qwen3-30b", "--gpu-experts", "8"], 2, "--gpu-experts: this would run on the embedded engine"),
         ([], 2, "Missing argument 'model'"),
     ],
 )

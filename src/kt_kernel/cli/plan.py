@@ -73,7 +73,11 @@ def make_plan(
     found = planned(text)
     here = machine()
     planner = Planner(found.model, here, wanted, found.folder, found.default_method, has_sglang())
-    return planner.plan(Probe(here, planner.choose().threads, fresh=fresh, say=say)), here
+    chosen = planner.choose()
+    if wanted.gpu_experts is not None and chosen.gpu is None:
+        message = t("this would run on the embedded engine, without a GPU")
+        raise typer.BadParameter(message, param_hint="--gpu-experts")
+    return planner.plan(Probe(here, chosen.threads, fresh=fresh, say=say)), here
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from kt_kernel.machine import system
 
 ROWS = (1, 4, 16, 64, 256)
 _TOP_K = 8
-# Of one call, so that it takes some 10 ms and many are timed: large experts come a few at a time.
-_MOST_OPERATIONS = 4e9
+# Of a call, if fewer experts make that possible: one that the scheduler interrupts, after 3 ms or more, tells nothing.
+_LONGEST_US = 2000.0
 _LEAST_BYTES, _MOST_BYTES = 96 << 20, 2 << 30
 
 
@@ -51,7 +51,7 @@ class EvenBatch:
     """`rows` tokens that all go to the same `used` experts; the next call takes the next ones."""
 
     def __init__(self, shape: Shape, rows: int, used: int):
-        self.tokens = rows
+        self.tokens, self.used = rows, used
         routings = max(1, shape.experts // used)
         self._ids = np.full((routings, rows, shape.top_k), -1, np.int64)
         for routing in range(routings):
@@ -78,14 +78,21 @@ def measure_products(
     call_us = measure_call_us(pool)
     points = []
     for rows in ROWS:
-        used = _TOP_K
-        while used > 1 and 2 * used * shape.weights_per_expert * rows > _MOST_OPERATIONS:
-            used //= 2
-        batch = EvenBatch(shape, rows, used)
-        layers.forward(batch, 0)
+        batch = _short_batch(layers, rows)
         us = quiet(sample(lambda call, batch=batch: layers.forward(batch, call), seconds / len(ROWS), 1))
-        points.append((rows, max(us - call_us, 0.05 * us) / 1e6 / (used * shape.weights_per_expert)))
+        points.append((rows, max(us - call_us, 0.05 * us) / 1e6 / (batch.used * shape.weights_per_expert)))
     return Products(tuple(points), _pack_seconds(pool, weight_format, shape))
+
+
+def _short_batch(layers: Layers, rows: int) -> EvenBatch:
+    """Of as many experts as a short call allows."""
+    used = layers.shape.top_k
+    while True:
+        batch = EvenBatch(layers.shape, rows, used)
+        layers.forward(batch, 0)  # touches every buffer
+        if used == 1 or min(sample(lambda call, batch=batch: layers.forward(batch, call), 0.0, 1)) <= _LONGEST_US:
+            return batch
+        used //= 2
 
 
 def measure_call_us(pool: "_core.Pool", seconds: float = 0.05) -> float:

@@ -15,6 +15,7 @@ TEXTS = {
     "Experts of each layer on the GPU (default: what fits).": "每层放在 GPU 上的专家数（默认：放得下多少放多少）。",
     "Measure the machine again, whatever was measured before.": "重新测量本机，不用以前的结果。",
     "'{engine}' is not one of embedded, sglang": "'{engine}' 不是 embedded 或 sglang",
+    "this would run on the embedded engine, without a GPU": "这会用内置引擎运行，不用 GPU",
     "measuring": "正在测量",
     "{name}: {layers} layers, {experts} experts of which a token takes {top_k}, {encoding} files": (
         "{name}：{layers} 层，{experts} 个专家，每个 token 用 {top_k} 个，文件为 {encoding}"
