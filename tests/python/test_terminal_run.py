@@ -27,7 +27,7 @@ def test_a_model_is_run_and_talked_to(tmp_path, demo_path):
     with terminal(tmp_path, "run", "--port", "0", "--no-plan", "--context", "512", **cache) as server:
         server.wait_for("Which model?")
         server.type("1")
-        server.wait_for("demo is up", 120)
+        server.wait_for("/v1/chat/completions", 120)  # the last of what it says when it is up
         port = re.search(r"http://127\.0\.0\.1:(\d+)/v1", server.text)[1]
         with terminal(tmp_path, "chat", "--port", port, "--max-tokens", "8", "-t", "0") as chat:
             chat.wait_for("demo at http://127.0.0.1")
