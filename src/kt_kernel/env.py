@@ -5,7 +5,9 @@ import os
 
 def cpu_variant() -> str | None:
     """KT_KERNEL_CPU_VARIANT: the instruction set to use, ``avx512`` for the best AVX-512 one; unset for the best."""
-    return os.environ.get("KT_KERNEL_CPU_VARIANT", "").strip() or None
+    name = os.environ.get("KT_KERNEL_CPU_VARIANT", "").strip()
+    # Bytes that are no text are shown as such: the core takes text only, and an import may end with ImportError only.
+    return name.encode(errors="backslashreplace").decode() or None
 
 
 def debug() -> bool:

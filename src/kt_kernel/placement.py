@@ -30,6 +30,63 @@ def generate_gpu_experts_masks(activation_freq: "torch.Tensor", num_gpu_experts:
     return masks.view(activation_freq.shape)
 
 
+STRATEGIES = ("uniform", "frequency", "front-loading", "random")
+
+
+def gpu_budget(num_gpu_experts: int | None, gpu_experts_ratio: float | None, num_experts: int, moe_layers: int) -> int:
+    """Experts on the GPU of all layers together: a share of all experts, or so many of each layer; neither is none."""
+    if gpu_experts_ratio is not None:
+        if not 0 <= gpu_experts_ratio <= 1:
+            raise ValueError(f"gpu_experts_ratio={gpu_experts_ratio} is not in 0..1")
+        # A ratio that was written as 0.7 of 10 experts means 7, not int(6.999...).
+        return int(gpu_experts_ratio * num_experts * moe_layers + 1e-6)
+    return whole_number("num_gpu_experts", num_gpu_experts or 0, 0, num_experts, "num_experts") * moe_layers
+
+
+def place_experts(
+    strategy: str,
+    budget: int,
+    moe_layers: Sequence[int],
+    num_layers: int,
+    num_experts: int,
+    counts: "torch.Tensor | None" = None,
+    seed: int = 42,
+) -> "torch.Tensor":
+    """Which experts are on the GPU, as a CPU bool tensor [num_layers, num_experts]; ``budget`` of them in all.
+
+    "uniform" gives every layer the same number, the first ones one more where it does not divide, and takes the experts
+    from 0 on; "front-loading" fills layer after layer; "random" draws pairs of layer and expert, the same ones for a
+    seed; "frequency" takes those that ``counts`` [num_layers, num_experts] says are used most, of all layers together,
+    and without counts treats all as equal. Rows of layers without experts are True: their whole feed-forward is there.
+    """
+    import torch
+
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy={strategy!r}; it must be one of {', '.join(STRATEGIES)}")
+    layers = sorted(moe_layers)
+    if any(not 0 <= layer < num_layers for layer in layers) or len(set(layers)) != len(layers):
+        raise ValueError(f"moe_layers={list(moe_layers)} must be different layers in 0..{num_layers - 1} (num_layers)")
+    budget = min(max(int(budget), 0), len(layers) * num_experts)
+    rows = torch.zeros(len(layers), num_experts, dtype=torch.bool, device="cpu")
+    if strategy == "uniform" and layers:
+        each, more = divmod(budget, len(layers))
+        for row in range(len(layers)):
+            rows[row, : each + (row < more)] = True
+    elif strategy == "front-loading":
+        rows.view(-1)[:budget] = True
+    elif strategy == "random":
+        generator = torch.Generator(device="cpu").manual_seed(seed)
+        rows.view(-1)[torch.randperm(rows.numel(), generator=generator, device="cpu")[:budget]] = True
+    elif strategy == "frequency":
+        if counts is not None and list(counts.shape) != [num_layers, num_experts]:
+            raise ValueError(f"counts has shape {list(counts.shape)}; the model is [{num_layers}, {num_experts}]")
+        used = torch.ones(rows.shape, device="cpu") if counts is None else counts[layers]
+        rows = generate_gpu_experts_masks(used, budget)
+    masks = torch.ones(num_layers, num_experts, dtype=torch.bool, device="cpu")
+    masks[layers] = rows
+    return masks
+
+
 def fill_mask(mask: "torch.Tensor", placement: object, num_gpu_experts: int | None) -> None:
     """Sets ``mask`` [E] from either generation's argument: a mask, a count (ids below it), or neither."""
     import torch

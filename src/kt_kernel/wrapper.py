@@ -359,12 +359,13 @@ class KTMoEWrapper:
         self._runtime.submit(task)
         self._writing = True
 
-    def sync_write_weight_scale_to_buffer(self) -> None:
-        """Waits until everything that was submitted to this pool is done."""
+    def sync_write_weight_scale_to_buffer(self, allow_n_pending: int = 0) -> None:
+        """Waits until all that was submitted to this pool is done, but for the last ``allow_n_pending`` tasks."""
+        left = whole_number("allow_n_pending", allow_n_pending, 0)
         try:
-            self._runtime.queue.sync()
+            self._runtime.queue.sync(left)
         finally:
-            self._writing = False
+            self._writing = left > 0
 
     # Buffers of all wrappers
 

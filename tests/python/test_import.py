@@ -48,6 +48,23 @@ def test_an_unknown_variant_is_an_import_error_that_lists_the_known():
     assert all(name in last for name in VARIANTS)
 
 
+@pytest.mark.parametrize(
+    ("before", "value"),
+    [
+        ("", b"\xff\xfe"),
+        ("import sys; sys.modules['kt_kernel._core'] = None;", b""),
+        ("import sys; sys.stderr.close();", b"nothing"),
+    ],
+    ids=["bytes that are no text", "no core", "no stderr"],
+)
+def test_nothing_but_an_import_error_comes_out(before, value):
+    """Engines import the name at their start and guard that error alone."""
+    code = f"{before}\ntry:\n  import kt_kernel\nexcept ImportError as error:\n  print(type(error).__name__)"
+    result = run(code, KT_KERNEL_CPU_VARIANT=os.fsdecode(value), KT_KERNEL_DEBUG="1")
+    assert result.stdout.strip() in {"ImportError", "ModuleNotFoundError"}
+    assert result.returncode == 0
+
+
 @pytest.mark.skipif(not any(name.startswith("avx512_") for name in RUNNABLE), reason="this CPU has no AVX-512")
 def test_avx512_is_an_alias_for_the_best():
     best = next(name for name in RUNNABLE if name.startswith("avx512_"))

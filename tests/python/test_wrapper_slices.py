@@ -152,6 +152,18 @@ class TestOrder:
         for expert, buffers in enumerate(all_buffers):
             assert_slices(buffers, experts, expert)
 
+    def test_a_sync_that_leaves_the_last_ones(self):
+        experts = Experts("bf16", 4, 256, 480)
+        wrapper = wrapper_with(experts)
+        all_buffers = [Buffers(wrapper.moe, 2, expert) for expert in range(4)]
+        for expert, buffers in enumerate(all_buffers):
+            wrapper.submit_write_weight_scale_to_buffer(2, expert, *buffers.pointers())
+        for expert, buffers in enumerate(all_buffers):
+            wrapper.sync_write_weight_scale_to_buffer(allow_n_pending=3 - expert)
+            assert_slices(buffers, experts, expert)
+        with pytest.raises(ValueError, match="allow_n_pending=-1; pass 0 or more"):
+            wrapper.sync_write_weight_scale_to_buffer(-1)
+
     def test_between_forwards(self):
         wrapper, (x, ids, weights) = loaded(), batch()
         wanted = wrapper.forward(x, ids, weights)

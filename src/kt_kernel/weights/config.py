@@ -74,7 +74,7 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
         raise ValueError(
             f"{file}: {sizes['num_experts_per_tok']} experts per token, but there are {sizes['num_experts']}"
         )
-    moe_layers = _moe_layers(file, fields, sizes["num_layers"])
+    moe_layers = layers_with_experts(file, fields, sizes["num_layers"])
     return ModelConfig(
         str(whole.get("model_type") or fields.get("model_type") or ""),
         *sizes.values(),
@@ -152,7 +152,7 @@ def _number(file: Path, fields: dict, name: str) -> float:
     return float(value)
 
 
-def _moe_layers(file: Path, fields: dict, total: int) -> tuple[int, ...]:
+def layers_with_experts(file: Path | str, fields: dict, total: int) -> tuple[int, ...]:
     try:
         layers = tuple(layer for layer in range(total) if _has_experts(fields, layer, total))
     except (TypeError, ValueError, IndexError, ZeroDivisionError, AttributeError) as error:
