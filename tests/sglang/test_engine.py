@@ -53,9 +53,9 @@ def test_an_expert_that_is_left_out_is_noticed(start, reference):
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs: parallelism was not run")
-@pytest.mark.parametrize("parallel", ["tp_size", "pp_size"])
+@pytest.mark.parametrize("parallel", ["tp_size", "pp_size", "dp_size"])
 def test_two_ranks(start, reference, parallel):
-    """Of a layer: one has the experts of the CPU. Of a pipeline: each has those of its layers."""
+    """Of a layer: one has the experts of the CPU. Of a pipeline: each those of its layers. Of replicas: each all."""
     found = checks.check_engine(asking(start("eager", **{parallel: 2})), reference, "BF16")
     assert found["wrong"] == []
 
