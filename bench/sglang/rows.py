@@ -132,3 +132,4 @@ ROWS = (
     Row("large int8", STOCK, LARGE, "AMXINT8", figures=LARGE_FIGURES, baseline="original large int8", right=None),
     Row("original large int8", ORIGINAL, LARGE, "AMXINT8", figures=LARGE_FIGURES, right=None),
 )
+CALLS = sorted({figure.call for row in ROWS for figure in row.figures})
