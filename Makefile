@@ -14,7 +14,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet --const
 SOURCES  := $(shell find cpp src cmake tests/cpp -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
 CXX_CODE := $(shell find cpp src tests/cpp -name '*.h' -o -name '*.cc')
 TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/queue*_test.cc tests/cpp/port*_test.cc \
-	tests/cpp/task_test.cc tests/cpp/driver_test.cc tests/cpp/copy_test.cc tests/cpp/decoder_test.cc)))
+	tests/cpp/task_test.cc tests/cpp/driver_test.cc tests/cpp/copy_test.cc tests/cpp/decoder*_test.cc)))
 
 export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)

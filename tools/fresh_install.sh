@@ -54,7 +54,7 @@ step "make run, then one question" '
   address=$(sed -n "s/^ *API *//p" ~/run.log)
   python3 - "$address" <<PYTHON
 import json, sys, urllib.request
-body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24, "temperature": 0}
+body = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 24, "temperature": 0}
 request = urllib.request.Request(
     sys.argv[1] + "/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
 )

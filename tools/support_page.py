@@ -36,7 +36,7 @@ def methods_table() -> str:
     for method in methods.NAMES:
         formats = methods.formats_of(method) if method in methods.METHODS else tuple(map(str.lower, _gguf_names()))
         built = set(formats) <= set(_core.formats())
-        on_gpu = any(_core.has_slices(name) for name in formats)
+        on_gpu = method in methods.METHODS and _core.has_slices(formats[0])
         shown = f"{len(formats)} types" if method == methods.LLAMAFILE else ", ".join(formats)
         cells = [f"`{method}`", shown, *(_YES if built else _NO for _ in sets)]
         rows.append([*cells, _YES, _YES, _YES if on_gpu else _NO, _YES if method in written else _NO])

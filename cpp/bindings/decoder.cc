@@ -61,10 +61,17 @@ void add_block(kt::DecoderConfig& spec, const Floats& attention_norm, const Floa
   spec.blocks.push_back(std::move(b));
 }
 
+kt::RotaryPairs pairs_of(const std::string& name) {
+  if (name == "halves") return kt::RotaryPairs::halves;
+  if (name == "neighbours") return kt::RotaryPairs::neighbours;
+  if (name == "gathered") return kt::RotaryPairs::gathered;
+  throw nb::value_error(("pairs '" + name + "' are unknown; they are: halves, neighbours, gathered").c_str());
+}
+
 void set_attention(kt::DecoderConfig& spec, const kt::Linear* q, const kt::Linear* k, const kt::Linear* v,
                    const kt::Linear* o, int heads, int kv_heads, int head_dim, const Floats& q_norm,
                    const Floats& k_norm, const Floats& sinks, float scale, float softcap, int window, int rotary,
-                   bool interleaved) {
+                   const std::string& pairs) {
   kt::AttentionConfig& a = last_block(spec).attention;
   a.q = q;
   a.k = k;
@@ -80,7 +87,24 @@ void set_attention(kt::DecoderConfig& spec, const kt::Linear* q, const kt::Linea
   a.softcap = softcap;
   a.window = window;
   a.rotary = rotary;
-  a.interleaved = interleaved;
+  a.pairs = pairs_of(pairs);
+}
+
+void set_latent_attention(kt::DecoderConfig& spec, const kt::Linear* q_a, const kt::Linear* q, const kt::Linear* kv_a,
+                          const kt::Linear* k_up, const kt::Linear* v_up, const kt::Linear* o, int heads, int rank,
+                          int nope, int value_dim, const Floats& q_norm, const Floats& kv_norm, float eps, float scale,
+                          int rotary, const std::string& pairs) {
+  kt::AttentionConfig& a = last_block(spec).attention;
+  a.q = q;
+  a.o = o;
+  a.heads = heads;
+  a.kv_heads = 1;
+  a.head_dim = rank + rotary;
+  a.latent = {q_a, kv_a, k_up, v_up, rank, nope, value_dim, floats_of("q_norm", q_norm), floats_of("kv_norm", kv_norm),
+              eps};
+  a.scale = scale;
+  a.rotary = rotary;
+  a.pairs = pairs_of(pairs);
 }
 
 void set_memory(kt::DecoderConfig& spec, uintptr_t cos, uintptr_t sin, uintptr_t keys, uintptr_t values,
@@ -101,7 +125,7 @@ void set_mlp(kt::DecoderConfig& spec, const kt::Linear* gate, const kt::Linear* 
 }
 
 void set_experts(kt::DecoderConfig& spec, kt::Layer* experts, const kt::Linear* router, const std::string& kind,
-                 bool renormalise, float scale, int groups, int top_groups, const Floats& correction) {
+                 bool renormalise, float scale, int groups, int top_groups, int group_best, const Floats& correction) {
   if (kind != "softmax" && kind != "sigmoid") {
     throw nb::value_error(("router kind '" + kind + "' is unknown; the kinds are: softmax, sigmoid").c_str());
   }
@@ -116,6 +140,7 @@ void set_experts(kt::DecoderConfig& spec, kt::Layer* experts, const kt::Linear* 
   r.scale = scale;
   r.groups = groups;
   r.top_groups = top_groups;
+  r.group_best = group_best;
   r.correction = floats_of("correction", correction);
 }
 
@@ -146,18 +171,28 @@ void bind_decoder(nb::module_& m) {
            "The next block; the other calls fill it. Norms are f32 [hidden].")
       .def("set_attention", &set_attention, nb::kw_only(), "q"_a, "k"_a, "v"_a, "o"_a, "heads"_a, "kv_heads"_a,
            "head_dim"_a, "q_norm"_a = nb::none(), "k_norm"_a = nb::none(), "sinks"_a = nb::none(), "scale"_a,
-           "softcap"_a = 0.0f, "window"_a = 0, "rotary"_a, "interleaved"_a = false, nb::keep_alive<1, 2>(),
+           "softcap"_a = 0.0f, "window"_a = 0, "rotary"_a, "pairs"_a = "halves", nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
-           "q_norm and k_norm: f32 [head_dim], or of the whole row. window: keys that a token sees, 0 = all.")
+           "q_norm and k_norm: f32 [head_dim], or of the whole row. window: keys that a token sees, 0 = all. pairs: "
+           "what is turned together, halves, neighbours, or neighbours that are gathered into halves.")
+      .def("set_latent_attention", &set_latent_attention, nb::kw_only(), "q_a"_a.none() = nb::none(), "q"_a, "kv_a"_a,
+           "k_up"_a, "v_up"_a, "o"_a, "heads"_a, "rank"_a, "nope"_a, "value_dim"_a, "q_norm"_a = nb::none(),
+           "kv_norm"_a, "eps"_a, "scale"_a, "rotary"_a, "pairs"_a = "halves", nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
+           nb::keep_alive<1, 7>(),
+           "Instead of set_attention: one latent of `rank` elements and `rotary` turned ones are kept of a token. "
+           "k_up [heads * rank, nope] and v_up [heads * value_dim, rank], in bf16, hold the matrices of all heads.")
       .def("set_memory", &set_memory, nb::kw_only(), "cos"_a, "sin"_a, "keys"_a, "values"_a, "slot_pitch"_a,
            "head_pitch"_a, "position_pitch"_a,
-           "Addresses of f32 [max_len, rotary / 2] and bf16 [slots, kv_heads, max_len, head_dim]; pitches in elements.")
+           "Addresses of f32 [max_len, rotary / 2] and bf16 [slots, kv_heads, max_len, head_dim]; pitches in elements. "
+           "Latents are keys [slots, 1, max_len, rank + rotary] without values, 0.")
       .def("set_mlp", &set_mlp, nb::kw_only(), "gate"_a, "up"_a, "down"_a, "scalar"_a.none() = nb::none(),
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
            "The MLP of the block, or what is beside its experts; scalar: its output is times sigmoid(scalar x).")
       .def("set_experts", &set_experts, nb::kw_only(), "experts"_a, "router"_a, "kind"_a, "renormalise"_a,
-           "scale"_a = 1.0f, "groups"_a = 1, "top_groups"_a = 1, "correction"_a = nb::none(), nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>(), "kind: softmax or sigmoid.");
+           "scale"_a = 1.0f, "groups"_a = 1, "top_groups"_a = 1, "group_best"_a = 2, "correction"_a = nb::none(),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+           "kind: softmax or sigmoid. group_best: a group is as good as so many of its experts, 1 or 2.");
 
   nb::class_<kt::Decoder>(m, "Decoder", "All layers of a model for one token of each live request, in one call.")
       .def(nb::new_(&make_decoder), "pool"_a, "spec"_a, "variant"_a = nb::none(), nb::keep_alive<0, 2>(),

@@ -46,7 +46,8 @@ nb::ndarray<nb::numpy, float> decode(const kt::Linear& linear) {
 }
 
 void forward(kt::Linear& linear, int count, uintptr_t input, size_t input_pitch, uintptr_t output, size_t output_pitch,
-             bool f32, uintptr_t addend, size_t addend_pitch, uintptr_t row_scales) {
+             bool f32, uintptr_t addend, size_t addend_pitch, uintptr_t row_scales, int groups, size_t input_step,
+             size_t output_step) {
   kt::LinearArgs args;
   args.count = count;
   args.input = reinterpret_cast<const uint16_t*>(input);
@@ -60,6 +61,9 @@ void forward(kt::Linear& linear, int count, uintptr_t input, size_t input_pitch,
   args.addend = reinterpret_cast<const uint16_t*>(addend);
   args.addend_pitch = addend_pitch;
   args.row_scales = reinterpret_cast<const float*>(row_scales);
+  args.groups = groups;
+  args.input_step = input_step;
+  args.output_step = output_step;
   raise_of([&] { return linear.forward(args); });
 }
 
@@ -73,10 +77,12 @@ void bind_dense(nb::module_& m) {
       .def("load_bias", &load_bias, "bias"_a, "Of a linear with bias=True: f32 [rows].")
       .def("decode", &decode, "The weights as the kernels see them, f32 [rows, columns].")
       .def("forward", &forward, "count"_a, "input"_a, "input_pitch"_a, "output"_a, "output_pitch"_a, "f32"_a = false,
-           nb::kw_only(), "addend"_a = 0, "addend_pitch"_a = 0, "row_scales"_a = 0,
+           nb::kw_only(), "addend"_a = 0, "addend_pitch"_a = 0, "row_scales"_a = 0, "groups"_a = 1, "input_step"_a = 0,
+           "output_step"_a = 0,
            "out[t] = row_scales[t] * (W x[t] + bias) + addend[t], rounded once; addresses of bf16 rows, of f32 or bf16 "
            "output rows and of f32 row_scales [count], pitches in elements. Of up to 32 rows each gets the bits that "
-           "it would get alone.")
+           "it would get alone. With groups, rows of W are so many blocks of a multiple of 16 rows, in bf16: block g "
+           "reads and writes g steps behind the first.")
       .def_prop_ro("rows", [](const kt::Linear& linear) { return linear.config().rows; })
       .def_prop_ro("columns", [](const kt::Linear& linear) { return linear.config().columns; })
       .def_prop_ro("bias", [](const kt::Linear& linear) { return linear.config().bias; })

@@ -1,5 +1,5 @@
 // Attention of a decoder's step. A task is a part of the keys of one row and key head; its queries are all that share
-// the key head.
+// the key head, or some of those that share a latent (latent.cc).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -26,16 +26,23 @@ size_t DecodeStep::part_at(const AttentionConfig& a, int row, int kv_head, int p
 
 void DecodeStep::attend_tasks(const Worker& worker, int block) {
   const AttentionConfig& a = config().blocks[block].attention;
+  const int together = a.is_latent() ? heads_together(worker, a) : a.heads / a.kv_heads;
+  const int blocks = div_up(a.heads, together);
   TaskCounter& counter = tasks(block, kAttend, 0);
   int row = 0, first = 0;  // the first task of the row
   for (int task = counter.take(); row < args.count; task = counter.take()) {
     for (; row < args.count; ++row) {
       const int parts = KeySpan::of(a.window, static_cast<int>(args.positions[row])).parts;
-      if (task < first + parts * a.kv_heads) {
-        attend_part(worker, a, row, (task - first) / parts, (task - first) % parts);
+      if (task < first + parts * blocks) {
+        const int index = (task - first) % blocks, part = (task - first) / blocks, head = index * together;
+        if (a.is_latent()) {
+          attend_latents(worker, a, row, head, std::min(together, a.heads - head), part);
+        } else {
+          attend_part(worker, a, row, index, part);
+        }
         break;
       }
-      first += parts * a.kv_heads;
+      first += parts * blocks;
     }
   }
 }
@@ -52,7 +59,7 @@ void DecodeStep::turn_queries(const AttentionConfig& a, int row, int kv_head, fl
     const uint16_t* x = q + static_cast<size_t>(head) * a.head_dim;
     if (!whole && !a.q_norm.empty()) factor = factor_of(isa().sum_of_squares(x, a.head_dim), a.head_dim, config().eps);
     const float* weight = a.q_norm.empty() ? nullptr : a.q_norm.data() + (whole ? head * a.head_dim : 0);
-    isa().rotate({x, factor, weight, a.head_dim, a.cos + at, a.sin + at, a.rotary, a.interleaved,
+    isa().rotate({x, factor, weight, a.head_dim, a.cos + at, a.sin + at, a.rotary, a.pairs,
                   out + static_cast<size_t>(h) * a.head_dim});
   }
 }
@@ -72,7 +79,7 @@ void DecodeStep::append(const AttentionConfig& a, int row, int kv_head, float* s
   }
   const float* weight = a.k_norm.empty() ? nullptr : a.k_norm.data() + (whole ? offset : 0);
   const size_t at = static_cast<size_t>(args.positions[row]) * (a.rotary / 2);
-  isa().rotate({x, factor, weight, a.head_dim, a.cos + at, a.sin + at, a.rotary, a.interleaved, scratch});
+  isa().rotate({x, factor, weight, a.head_dim, a.cos + at, a.sin + at, a.rotary, a.pairs, scratch});
   const size_t to = args.slots[row] * a.slot_pitch + kv_head * a.head_pitch + args.positions[row] * a.position_pitch;
   isa().finish({scratch, nullptr, 1, nullptr, a.head_dim, a.keys + to, nullptr});
   std::memcpy(a.values + to, buffers().v + static_cast<size_t>(row) * all + offset,
@@ -93,7 +100,7 @@ void DecodeStep::attend_part(const Worker& worker, const AttentionConfig& a, int
   float* sum = alone ? thread.mixed + heads + group : buffers().sum + at;
   const int from = span.begin + part * span.length;
   const size_t key = args.slots[row] * a.slot_pitch + kv_head * a.head_pitch + from * a.position_pitch;
-  isa().attend({thread.heads, group, a.head_dim, a.keys + key, a.values + key, a.position_pitch,
+  isa().attend({thread.heads, group, a.head_dim, a.head_dim, a.keys + key, a.values + key, a.position_pitch,
                 std::min(span.length, span.begin + span.count - from), a.scale, a.softcap, mixed, most, sum});
   if (!alone) return;
   for (int h = 0; h < group; ++h)
@@ -108,8 +115,8 @@ void DecodeStep::finish_head(const AttentionConfig& a, int row, int head, const 
     const float largest = std::max(most, a.sinks[head]), own = std::exp(most - largest);
     scale = own / (sum * own + std::exp(a.sinks[head] - largest));
   }
-  const size_t to = (static_cast<size_t>(row) * a.heads + head) * a.head_dim;
-  isa().finish({mixed, nullptr, scale, nullptr, a.head_dim, buffers().mixed + to, nullptr});
+  const size_t to = (static_cast<size_t>(row) * a.heads + head) * a.mixed_dim();
+  isa().finish({mixed, nullptr, scale, nullptr, a.mixed_dim(), buffers().mixed + to, nullptr});
 }
 
 void DecodeStep::merge_tasks(const Worker& worker, int block) {
@@ -124,11 +131,11 @@ void DecodeStep::merge_tasks(const Worker& worker, int block) {
     const auto at = [&](int part) { return part_at(a, row, kv_head, part) * group + head % group; };
     float most = buffers().most[at(0)], sum = 0;
     for (int p = 1; p < parts; ++p) most = std::max(most, buffers().most[at(p)]);
-    std::fill_n(mixed, a.head_dim, 0.0f);
+    std::fill_n(mixed, a.mixed_dim(), 0.0f);
     for (int p = 0; p < parts; ++p) {
       const float weight = std::exp(buffers().most[at(p)] - most);
       sum += weight * buffers().sum[at(p)];
-      isa().accumulate(mixed, buffers().parts + at(p) * a.head_dim, weight, a.head_dim);
+      isa().accumulate(mixed, buffers().parts + at(p) * a.mixed_dim(), weight, a.mixed_dim());
     }
     finish_head(a, row, head, mixed, most, sum);
   }

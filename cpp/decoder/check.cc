@@ -46,6 +46,52 @@ struct Checker {
     return Status::ok();
   }
 
+  Status projections(const AttentionConfig& a, int hidden) const {
+    const int query = a.heads * a.head_dim, key = a.kv_heads * a.head_dim;
+    KT_RETURN_IF_ERROR(linear("q", a.q, query, hidden));
+    KT_RETURN_IF_ERROR(linear("k", a.k, key, hidden));
+    KT_RETURN_IF_ERROR(linear("v", a.v, key, hidden));
+    KT_RETURN_IF_ERROR(same_kind({a.q, a.k, a.v}));
+    const auto norm = [&](const char* name, const std::vector<float>& values, int whole) {
+      const bool per_head = values.size() == static_cast<size_t>(a.head_dim);
+      return values.empty() || per_head ? Status::ok() : weights(name, values, whole);
+    };
+    KT_RETURN_IF_ERROR(norm("q_norm", a.q_norm, query));
+    return norm("k_norm", a.k_norm, key);
+  }
+
+  // Matrices of heads, one below the other.
+  Status of_heads(const char* name, const Linear* matrix, const AttentionConfig& a, int rows, int columns) const {
+    if (rows < kPanelRows || rows % kPanelRows) {
+      return wrong(std::string(name) + " has " + std::to_string(rows) +
+                   " rows for a head; they must be a multiple of " + std::to_string(kPanelRows));
+    }
+    KT_RETURN_IF_ERROR(linear(name, matrix, a.heads * rows, columns));
+    if (matrix->act() == ActKind::bf16 && !matrix->config().bias) return Status::ok();
+    return wrong(std::string(name) + " must be packed in bf16, without a bias");
+  }
+
+  Status latent(const AttentionConfig& a, int hidden) const {
+    const LatentConfig& l = a.latent;
+    if (l.rank < 1 || l.nope < 1 || a.kv_heads != 1 || a.head_dim != l.rank + a.rotary) {
+      return wrong("a latent of " + std::to_string(l.rank) + " elements and " + std::to_string(a.rotary) +
+                   " that are turned cannot be " + std::to_string(a.kv_heads) + " keys of " +
+                   std::to_string(a.head_dim));
+    }
+    KT_RETURN_IF_ERROR(linear("kv_a", l.kv_a, a.head_dim, hidden));
+    KT_RETURN_IF_ERROR(weights("kv_norm", l.kv_norm, l.rank));
+    const int q_rank = l.q_a ? l.q_a->config().rows : hidden;
+    if (l.q_a) {
+      KT_RETURN_IF_ERROR(linear("q_a", l.q_a, q_rank, hidden));
+      KT_RETURN_IF_ERROR(weights("q_norm", l.q_norm, q_rank));
+    }
+    KT_RETURN_IF_ERROR(linear("q", a.q, a.heads * a.query_dim(), q_rank));
+    KT_RETURN_IF_ERROR(same_kind({l.q_a ? l.q_a : a.q, l.kv_a}));
+    KT_RETURN_IF_ERROR(of_heads("k_up", l.k_up, a, l.rank, l.nope));
+    KT_RETURN_IF_ERROR(of_heads("v_up", l.v_up, a, l.value_dim, l.rank));
+    return l.eps > 0 ? Status::ok() : wrong("eps of its latents must be above 0");
+  }
+
   Status attention(const AttentionConfig& a, int hidden, int max_len) const {
     if (a.heads < 1 || a.kv_heads < 1 || a.heads % a.kv_heads) {
       return wrong(std::to_string(a.heads) + " heads cannot share " + std::to_string(a.kv_heads) + " key heads");
@@ -53,24 +99,15 @@ struct Checker {
     if (a.head_dim < 16 || a.head_dim % 16) {
       return wrong("head_dim is " + std::to_string(a.head_dim) + "; it must be a multiple of 16");
     }
-    const int query = a.heads * a.head_dim, key = a.kv_heads * a.head_dim;
-    KT_RETURN_IF_ERROR(linear("q", a.q, query, hidden));
-    KT_RETURN_IF_ERROR(linear("k", a.k, key, hidden));
-    KT_RETURN_IF_ERROR(linear("v", a.v, key, hidden));
-    KT_RETURN_IF_ERROR(linear("o", a.o, hidden, query));
-    KT_RETURN_IF_ERROR(same_kind({a.q, a.k, a.v}));
-    const auto norm = [&](const char* name, const std::vector<float>& values, int whole) {
-      const bool per_head = values.size() == static_cast<size_t>(a.head_dim);
-      return values.empty() || per_head ? Status::ok() : weights(name, values, whole);
-    };
-    KT_RETURN_IF_ERROR(norm("q_norm", a.q_norm, query));
-    KT_RETURN_IF_ERROR(norm("k_norm", a.k_norm, key));
+    KT_RETURN_IF_ERROR(a.is_latent() ? latent(a, hidden) : projections(a, hidden));
+    KT_RETURN_IF_ERROR(linear("o", a.o, hidden, a.heads * a.value_dim()));
     if (!a.sinks.empty()) KT_RETURN_IF_ERROR(weights("sinks", a.sinks, a.heads));
     if (a.rotary < 0 || a.rotary % 2 || a.rotary > a.head_dim) {
       return wrong("rotary is " + std::to_string(a.rotary) + "; it must be even and at most head_dim, " +
                    std::to_string(a.head_dim));
     }
-    if (!a.keys || !a.values || (a.rotary && !(a.cos && a.sin))) return wrong("an address of its attention is 0");
+    if (!a.keys || !(a.values || a.is_latent()) || (a.rotary && !(a.cos && a.sin)))
+      return wrong("an address of its attention is 0");
     if (!std::isfinite(a.scale) || !(a.softcap >= 0) || a.window < 0) {
       return wrong("scale, softcap or window of its attention is out of range");
     }
@@ -107,6 +144,9 @@ struct Checker {
     if (b.experts->loaded_experts() != c.num_experts) return wrong("some experts have no weights");
     if (r.groups < 1 || r.num_experts % r.groups || r.top_groups < 1 || r.top_groups > r.groups) {
       return wrong("its experts cannot be in " + std::to_string(r.groups) + " groups");
+    }
+    if (r.group_best < 1 || r.group_best > (r.kind == RouterKind::softmax && r.groups > 1 ? 1 : 2)) {
+      return wrong("group_best is " + std::to_string(r.group_best) + "; it must be 1, or 2 of a sigmoid router");
     }
     return r.correction.empty() ? Status::ok() : weights("correction", r.correction, r.num_experts);
   }

@@ -37,12 +37,21 @@ Status allocate_arena(int numa_id, std::vector<NumaBuffer>* memory, const Layout
 }
 
 struct Largest {
-  int query = 1, key = 1, group = 1, head_dim = 1, heads = 1, mlp = 0, experts = 1, top_k = 1, routing = 1;
+  int query = 1, key = 1, mixed = 1, group = 1, head_dim = 1, mixed_dim = 1, heads = 1, mlp = 0, experts = 1, top_k = 1,
+      routing = 1;
+  int q_rank = 0, latent_query = 0, latent_value = 0;
 
   explicit Largest(const DecoderConfig& c) {
     for (const BlockConfig& b : c.blocks) {
       const AttentionConfig& a = b.attention;
-      query = std::max(query, a.heads * a.head_dim);
+      query = std::max(query, a.heads * a.query_dim());
+      mixed = std::max(mixed, a.heads * a.mixed_dim());
+      mixed_dim = std::max(mixed_dim, a.mixed_dim());
+      if (a.is_latent()) {
+        if (a.latent.q_a) q_rank = std::max(q_rank, a.latent.q_a->config().rows);
+        latent_query = std::max(latent_query, a.heads * a.head_dim);
+        latent_value = std::max(latent_value, a.heads * a.value_dim());
+      }
       key = std::max(key, a.kv_heads * a.head_dim);
       group = std::max(group, a.heads / a.kv_heads);
       heads = std::max(heads, a.heads);
@@ -88,7 +97,10 @@ Status Decoder::allocate() {
     b.q = a.take<uint16_t>(batch * most.query);
     b.k = a.take<uint16_t>(batch * most.key);
     b.v = a.take<uint16_t>(batch * most.key);
-    b.mixed = a.take<uint16_t>(batch * most.query);
+    b.mixed = a.take<uint16_t>(batch * most.mixed);
+    b.q_a = a.take<uint16_t>(batch * most.q_rank);
+    b.values = a.take<uint16_t>(batch * most.latent_value);
+    b.queries = a.take<float>(batch * most.latent_query);
     b.gate = a.take<float>(batch * mlp_pitch_);
     b.up = a.take<float>(batch * mlp_pitch_);
     b.router = a.take<float>(batch * most.experts);
@@ -99,21 +111,21 @@ Status Decoder::allocate() {
     b.sum = a.take<float>(batch * most.heads * kMaxParts);
     b.residual_scales = config_.residual_scale == 1 ? nullptr : a.take<float>(batch);
     b.logit_scales = config_.logits_scale == 1 ? nullptr : a.take<float>(batch);
-    b.parts = a.take<float>(batch * most.query * kMaxParts);  // last: touched only by long contexts
+    b.parts = a.take<float>(batch * most.mixed * kMaxParts);  // last: touched only by long contexts
   }));
   if (buffers_.residual_scales) std::fill_n(buffers_.residual_scales, batch, config_.residual_scale);
   if (buffers_.logit_scales) std::fill_n(buffers_.logit_scales, batch, config_.logits_scale);
   node_buffers_.resize(pool.node_count());
   for (int i = 0; i < pool.node_count(); ++i) {
     KT_RETURN_IF_ERROR(allocate_arena(pool.node(i).numa_id, &memory_, [&](Arena& a) {
-      node_buffers_[i].normed = a.take<uint16_t>(batch * hidden);
+      node_buffers_[i].normed = a.take<uint16_t>(batch * std::max<size_t>(hidden, most.q_rank));
       node_buffers_[i].mlp = a.take<uint16_t>(batch * mlp_pitch_);
     }));
     for (int t = 0; t < pool.node(i).threads; ++t) {
       ThreadBuffers& thread = thread_buffers_.emplace_back();
       KT_RETURN_IF_ERROR(allocate_arena(pool.node(i).numa_id, &memory_, [&](Arena& a) {
         thread.heads = a.take<float>(static_cast<size_t>(most.group + 1) * most.head_dim);
-        thread.mixed = a.take<float>(static_cast<size_t>(most.group) * (most.head_dim + 2));
+        thread.mixed = a.take<float>(static_cast<size_t>(most.group) * (most.mixed_dim + 2));
         thread.routing = a.take<float>(most.routing);
       }));
     }

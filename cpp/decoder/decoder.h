@@ -21,13 +21,31 @@
 
 namespace kt {
 
+// Multi-head latent attention: what is kept of a token is one latent c of `rank` elements, whose keys and values of
+// each head would be K_h c and V_h c, and one turned key r that all heads share. Neither K_h c nor V_h c is ever made:
+//
+//   c = norm(kv_a x),  r = turn(the rest of kv_a x),  q_h = q norm(q_a x), or q x:  [nope | rotary] elements
+//   score_h(j) = scale * (K_h^T q_h . c_j + turn(q_h) . r_j),   out_h = V_h sum_j softmax_j(score_h) c_j
+//
+// which is attention of all heads over one key [c | r] whose value is c.
+struct LatentConfig {
+  const Linear* q_a = nullptr;   // [q_rank, hidden]; null: q reads the normed input
+  const Linear* kv_a = nullptr;  // [rank + rotary, hidden]; null: this is not the block's attention
+  const Linear* k_up = nullptr;  // [heads * rank, nope], bf16: K_h^T of all heads
+  const Linear* v_up = nullptr;  // [heads * value_dim, rank], bf16: V_h
+  int rank = 0, nope = 0, value_dim = 0;
+  std::vector<float> q_norm, kv_norm;  // [q_rank], [rank]
+  float eps = 0;                       // of both
+};
+
 // q, k and v of the normed input; q and k normed and turned; softmax over the slot's keys; o.
 struct AttentionConfig {
   const Linear* q = nullptr;
-  const Linear* k = nullptr;
+  const Linear* k = nullptr;  // k and v: null with latents
   const Linear* v = nullptr;
   const Linear* o = nullptr;
-  int heads = 0, kv_heads = 0, head_dim = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0;  // with latents 1 key head, of rank + rotary elements
+  LatentConfig latent;
   // RMS norms of q and k: [head_dim], of each head, or [heads * head_dim], of whole rows; empty: none.
   std::vector<float> q_norm, k_norm;
   std::vector<float> sinks;  // [heads]: logits of a key without value; empty: none
@@ -38,11 +56,17 @@ struct AttentionConfig {
   const float* cos = nullptr;
   const float* sin = nullptr;
   int rotary = 0;
-  bool interleaved = false;
-  // bf16 [slots][kv_heads][max_len][head_dim], pitches in elements.
+  RotaryPairs pairs = RotaryPairs::halves;
+  // bf16 [slots][kv_heads][max_len][head_dim], pitches in elements. Values of latents are the keys.
   uint16_t* keys = nullptr;
   uint16_t* values = nullptr;
   size_t slot_pitch = 0, head_pitch = 0, position_pitch = 0;
+
+  bool is_latent() const { return latent.kv_a != nullptr; }
+  // Elements of a query, of what its head sums up, and of what o reads of its head.
+  int query_dim() const { return is_latent() ? latent.nope + rotary : head_dim; }
+  int mixed_dim() const { return is_latent() ? latent.rank : head_dim; }
+  int value_dim() const { return is_latent() ? latent.value_dim : head_dim; }
 };
 
 // down(silu(gate x) * up x), times sigmoid(scalar x) where there is a scalar.
@@ -102,22 +126,24 @@ class Decoder {
 
   // Where things lie in memory_; sizes are those of the largest batch and block.
   struct Buffers {
-    uint16_t *x, *q, *k, *v, *mixed;        // [batch][hidden], [batch][heads * head_dim], ...
+    uint16_t *x, *q, *k, *v, *mixed;        // [batch][hidden], [batch][heads * query_dim], ...
+    uint16_t *q_a, *values;                 // [batch][q_rank], [batch][heads * value_dim] of latents
+    float* queries;                         // [batch][heads][rank + rotary] of latents
     float *gate, *up;                       // [batch][mlp_pitch]
     float *router, *scalar;                 // [batch][experts], [batch]
     int32_t* ids;                           // [batch][top_k]
     float* weights;                         // [batch][top_k]
-    float *parts, *most, *sum;              // [batch][kv_heads][kMaxParts][query heads], parts with head_dim each
+    float *parts, *most, *sum;              // [batch][kv_heads][kMaxParts][query heads], parts with mixed_dim each
     float *residual_scales, *logit_scales;  // [batch]; null: 1
   };
   // What a node's workers write for themselves, so that nobody waits for another node.
   struct NodeBuffers {
-    uint16_t* normed;  // [batch][hidden]
+    uint16_t* normed;  // [batch][hidden], or [batch][q_rank]
     uint16_t* mlp;     // [batch][mlp_pitch]
   };
   struct ThreadBuffers {
     float* heads;    // [query heads of a key head + 1][head_dim]: turned
-    float* mixed;    // [query heads of a key head][head_dim], sums and largest scores behind
+    float* mixed;    // [query heads of a key head][mixed_dim], sums and largest scores behind
     float* routing;  // of route()
   };
 

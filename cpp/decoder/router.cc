@@ -19,7 +19,8 @@ int take_largest(const float* scores, const float* taken, int count) {
   return best;
 }
 
-float sum_of_two_best(const float* scores, int count) {
+// The best, or the sum of the two best.
+float sum_of_best(const float* scores, int count, int best) {
   float first = kLeast, second = kLeast;
   for (int i = 0; i < count; ++i) {
     if (scores[i] > first) {
@@ -29,7 +30,7 @@ float sum_of_two_best(const float* scores, int count) {
       second = scores[i];
     }
   }
-  return count > 1 ? first + second : first;
+  return count > 1 && best > 1 ? first + second : first;
 }
 
 // taken[e] = 1 for the experts of the groups that lose.
@@ -37,7 +38,7 @@ void leave_out_groups(const RouterConfig& c, const float* choice, float* group_s
                       float* taken) {
   const int size = c.num_experts / c.groups;
   for (int g = 0; g < c.groups; ++g) {
-    group_scores[g] = sum_of_two_best(choice + g * size, size);
+    group_scores[g] = sum_of_best(choice + g * size, size, c.group_best);
     group_taken[g] = 0;
   }
   for (int i = 0; i < c.top_groups; ++i) group_taken[take_largest(group_scores, group_taken, c.groups)] = 1;

@@ -19,11 +19,13 @@ struct RouterConfig {
   int top_k = 0;
   bool renormalise = true;  // weights are divided by their sum
   float scale = 1;          // of the weights, at last
-  // Sigmoid only. Experts lie in groups of equal size; those outside the top_groups groups with the largest sum of
-  // their two best are not taken while others are left.
+  // Experts lie in groups of equal size; those outside the top_groups groups with the largest sum of their group_best
+  // best, 1 or 2 of them, are not taken while others are left. Of softmax routers, the best alone: logits, not scores,
+  // are compared, and their order is that of sums only then.
   int groups = 1;
   int top_groups = 1;
-  std::vector<float> correction;  // [num_experts], or empty
+  int group_best = 2;
+  std::vector<float> correction;  // [num_experts], or empty; sigmoid only
 };
 
 // Floats of scratch that route() needs.

@@ -40,34 +40,33 @@ void DecodeStep::begin(const Worker& worker) {
 
 // Every node norms all rows for itself, and quantises them where a reader wants that; readers have been checked to want
 // the same. Whoever norms a row quantises it, which saves a barrier.
-void DecodeStep::norm(const Worker& worker, const std::vector<float>& weight,
-                      std::initializer_list<const Linear*> readers) {
-  const LinearArgs rows = reads_normed(worker);
+void DecodeStep::norm(const Worker& worker, const NormArgs& rows, std::initializer_list<const Linear*> readers) {
+  const LinearArgs normed_rows = reads_normed(worker, rows.columns);
   const Linear* quantised = nullptr;
   for (const Linear* reader : readers) {
     if (reader && reader->act() != ActKind::bf16) quantised = reader;
   }
   uint16_t* normed = decoder.node_buffers_[worker.node].normed;
   for (int row = worker.index; row < args.count; row += worker.node_threads) {
-    const uint16_t* x = buffers().x + row * hidden();
-    const float mean = isa().sum_of_squares(x, config().hidden) / static_cast<float>(hidden());
-    isa().normalise(x, 1 / std::sqrt(mean + config().eps), weight.data(), config().hidden, normed + row * hidden());
-    if (quantised) quantised->quantise_piece(worker.node, rows, row, 0, config().hidden);
+    const size_t at = static_cast<size_t>(row) * rows.columns;
+    const float mean = isa().sum_of_squares(rows.x + at, rows.columns) / static_cast<float>(rows.columns);
+    isa().normalise(rows.x + at, 1 / std::sqrt(mean + rows.eps), rows.weight.data(), rows.columns, normed + at);
+    if (quantised) quantised->quantise_piece(worker.node, normed_rows, row, 0, rows.columns);
   }
   worker.node_barrier();
 }
 
-LinearArgs DecodeStep::reads_normed(const Worker& worker) const {
+LinearArgs DecodeStep::reads_normed(const Worker& worker, int columns) const {
   LinearArgs a;
   a.count = args.count;
   a.input = decoder.node_buffers_[worker.node].normed;
-  a.input_pitch = hidden();
+  a.input_pitch = static_cast<size_t>(columns);
   return a;
 }
 
 void DecodeStep::to_bf16(const Worker& worker, const Linear* linear, uint16_t* out, int block,
                          DecodePhase phase) const {
-  LinearArgs a = reads_normed(worker);
+  LinearArgs a = reads_normed(worker, linear->config().columns);
   a.bf16 = out;
   a.output_pitch = static_cast<size_t>(linear->config().rows);
   linear->multiply(worker, a, tasks(block, phase, worker.node));
@@ -75,29 +74,35 @@ void DecodeStep::to_bf16(const Worker& worker, const Linear* linear, uint16_t* o
 
 void DecodeStep::to_f32(const Worker& worker, const Linear* linear, float* out, size_t pitch, int block,
                         DecodePhase phase) const {
-  LinearArgs a = reads_normed(worker);
+  LinearArgs a = reads_normed(worker, config().hidden);
   a.f32 = out;
   a.output_pitch = pitch;
   linear->multiply(worker, a, tasks(block, phase, worker.node));
 }
 
-void DecodeStep::attention(const Worker& worker, int block) {
+void DecodeStep::project(const Worker& worker, int block) {
   const BlockConfig& b = config().blocks[block];
   const AttentionConfig& a = b.attention;
-  norm(worker, b.attention_norm, {a.q, a.k, a.v});
+  norm(worker, residual(b.attention_norm), {a.q, a.k, a.v});
   to_bf16(worker, a.q, buffers().q, block, kQ);
   to_bf16(worker, a.k, buffers().k, block, kK);
   to_bf16(worker, a.v, buffers().v, block, kV);
   worker.barrier();
+}
+
+void DecodeStep::attention(const Worker& worker, int block) {
+  const AttentionConfig& a = config().blocks[block].attention;
+  a.is_latent() ? project_latents(worker, block) : project(worker, block);
   attend_tasks(worker, block);
   worker.barrier();
   if (is_split(a)) {
     merge_tasks(worker, block);
     worker.barrier();
   }
+  if (a.is_latent()) expand_values(worker, block);
   LinearArgs o;
   o.count = args.count;
-  o.input = buffers().mixed;
+  o.input = a.is_latent() ? buffers().values : buffers().mixed;
   o.input_pitch = static_cast<size_t>(a.o->config().columns);
   o.bf16 = buffers().x;
   o.output_pitch = o.addend_pitch = hidden();
@@ -140,7 +145,7 @@ LinearArgs DecodeStep::reads_activated(const Worker& worker, const MlpConfig& ml
 
 void DecodeStep::mlp(const Worker& worker, int block) {
   const BlockConfig& b = config().blocks[block];
-  norm(worker, b.ffn_norm, {b.mlp.gate, b.mlp.up});
+  norm(worker, residual(b.ffn_norm), {b.mlp.gate, b.mlp.up});
   to_f32(worker, b.mlp.gate, buffers().gate, decoder.mlp_pitch_, block, kMlpGate);
   to_f32(worker, b.mlp.up, buffers().up, decoder.mlp_pitch_, block, kMlpUp);
   worker.barrier();
@@ -164,7 +169,7 @@ void DecodeStep::route_rows(const Worker& worker, const BlockConfig& b) {
 
 void DecodeStep::experts(const Worker& worker, int block) {
   const BlockConfig& b = config().blocks[block];
-  norm(worker, b.ffn_norm, {b.mlp.gate, b.mlp.up, b.mlp.scalar});
+  norm(worker, residual(b.ffn_norm), {b.mlp.gate, b.mlp.up, b.mlp.scalar});
   to_f32(worker, b.router, buffers().router, b.routing.num_experts, block, kRouter);
   if (b.mlp.scalar) to_f32(worker, b.mlp.scalar, buffers().scalar, 1, block, kScalar);
   if (b.mlp.gate) {
@@ -187,8 +192,8 @@ void DecodeStep::experts(const Worker& worker, int block) {
 }
 
 void DecodeStep::head(const Worker& worker) {
-  norm(worker, config().final_norm, {config().head});
-  LinearArgs a = reads_normed(worker);
+  norm(worker, residual(config().final_norm), {config().head});
+  LinearArgs a = reads_normed(worker, config().hidden);
   a.f32 = args.logits;
   a.output_pitch = static_cast<size_t>(config().vocabulary);
   a.row_scales = buffers().logit_scales;

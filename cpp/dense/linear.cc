@@ -144,8 +144,14 @@ void Linear::quantise_piece(int node, const LinearArgs& args, int row, int from,
 void Linear::multiply(const Worker& worker, const LinearArgs& args, TaskCounter& tasks) const {
   const Shard& shard = shards_[worker.node];
   const int block = block_of(shard.panels, worker.node_threads, isa_->max_panels);
-  for (int first; (first = tasks.take() * block) < shard.panels;)
-    multiply_panels(worker, args, shard, first, std::min(block, shard.panels - first));
+  const int group = panel_count(config_.rows) / args.groups;
+  for (int first; (first = tasks.take() * block) < shard.panels;) {
+    const int last = std::min(first + block, shard.panels);
+    for (int count; first < last; first += count) {
+      count = std::min(last - first, group - (shard.begin + first) % group);
+      multiply_panels(worker, args, shard, first, count);
+    }
+  }
 }
 
 void Linear::multiply_panels(const Worker& worker, const LinearArgs& args, const Shard& shard, int first,
@@ -155,20 +161,23 @@ void Linear::multiply_panels(const Worker& worker, const LinearArgs& args, const
   g.panels = panel(shard, first);
   g.n_panels = count;
   g.k = config_.columns;
-  g.acts = act() == ActKind::bf16 ? bf16_acts(args.input, args.input_pitch) : quantised(worker.node, args.count).acts();
+  const int group_rows = panel_count(config_.rows) / args.groups * kPanelRows;
+  const size_t column = static_cast<size_t>(shard.begin + first) * kPanelRows, group = column / group_rows;
+  const size_t place = group * args.output_step + column % group_rows;
+  g.acts = act() == ActKind::bf16 ? bf16_acts(args.input + group * args.input_step, args.input_pitch)
+                                  : quantised(worker.node, args.count).acts();
   g.c = reinterpret_cast<float*>(thread.c.data());
   g.c_pitch = static_cast<size_t>(count) * kPanelRows;
   g.scratch = thread.scratch.data();
   g.format = config_.format;
   const int most = args.count > kSteadyRows ? isa_->max_rows : isa_->steady_rows;
-  const size_t column = static_cast<size_t>(shard.begin + first) * kPanelRows;
   const int columns = std::min(count * kPanelRows, config_.rows - static_cast<int>(column));
   for (int row = 0; row < args.count; row += g.m) {
     g.rows = kRowNumbers.data() + row;
     g.m = std::min(args.count - row, most);
     kernels().gemm(g);
     for (int i = 0; i < g.m; ++i) {
-      const size_t t = static_cast<size_t>(row) + i, at = t * args.output_pitch + column;
+      const size_t t = static_cast<size_t>(row) + i, at = t * args.output_pitch + place;
       isa_->finish({g.c + i * g.c_pitch, config_.bias ? bias_.data() + column : nullptr,
                     args.row_scales ? args.row_scales[t] : 1.0f,
                     args.addend ? args.addend + t * args.addend_pitch + column : nullptr, columns,
@@ -181,6 +190,18 @@ Status Linear::ready() const {
   if (!has_weights_.load(std::memory_order_acquire)) return Status::invalid("this linear has no weights; load them");
   if (config_.bias && !has_bias_.load(std::memory_order_acquire)) {
     return Status::invalid("this linear was made for a bias and has none; load it");
+  }
+  return Status::ok();
+}
+
+Status Linear::check_groups(const LinearArgs& args) const {
+  if (args.groups == 1) return Status::ok();
+  if (args.groups < 1 || config_.rows % (args.groups * kPanelRows)) {
+    return Status::invalid(std::to_string(config_.rows) + " rows cannot be " + std::to_string(args.groups) +
+                           " groups of a multiple of " + std::to_string(kPanelRows) + " rows");
+  }
+  if (act() != ActKind::bf16 || config_.bias || args.addend) {
+    return Status::invalid("groups of rows need a linear in bf16 without bias, and no addend");
   }
   return Status::ok();
 }
@@ -198,6 +219,7 @@ Status Linear::check(const LinearArgs& args) const {
   if (args.input_pitch < static_cast<size_t>(config_.columns)) {
     return too_short("input", args.input_pitch, config_.columns);
   }
+  KT_RETURN_IF_ERROR(check_groups(args));
   if (args.output_pitch < static_cast<size_t>(config_.rows))
     return too_short("output", args.output_pitch, config_.rows);
   if (args.addend && args.addend_pitch < static_cast<size_t>(config_.rows)) {

@@ -2,6 +2,8 @@
 //
 //   out[t] = row_scale[t] * (W x[t] + bias) + addend[t],   W [rows, columns]
 //
+// With groups, blocks of rows of W read inputs of their own: one matrix holds those of all heads of an attention.
+//
 // The rows of W are cut over the nodes, so a node's outputs are columns of their own and nothing has to be summed. Of
 // up to kSteadyRows rows in a call, each gets the bits that it would get alone, on every instruction set.
 #pragma once
@@ -39,6 +41,10 @@ struct LinearArgs {
   const uint16_t* addend = nullptr;  // bf16, or null; may be the output
   size_t addend_pitch = 0;
   const float* row_scales = nullptr;  // [count]; null: 1
+  // Rows of W are so many equal groups, each a multiple of 16: group g reads the input and writes the output g steps
+  // behind the first. Only of formats that read bf16 rows, without bias and addend.
+  int groups = 1;
+  size_t input_step = 0, output_step = 0;
 };
 
 class Linear {
@@ -94,6 +100,7 @@ class Linear {
   const FormatKernels& kernels() const { return isa_->formats[static_cast<int>(config_.format)]; }
   int span(int count) const { return count > kSteadyRows ? isa_->many_rows_span : kActGroup; }
   ActRows quantised(int node, int count) const;
+  Status check_groups(const LinearArgs& args) const;
   uint8_t* panel(const Shard& shard, int index) const { return shard.weights.data() + index * panel_size_; }
   void multiply_panels(const Worker& worker, const LinearArgs& args, const Shard& shard, int first, int count) const;
   Status check(const LinearArgs& args) const;

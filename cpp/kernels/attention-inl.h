@@ -56,19 +56,24 @@ KT_INLINE void widen_scaled(const uint16_t* x, float factor, const float* weight
   for (; i < n; ++i) out[i] = bf16_to_f32(x[i]) * factor * (weight ? weight[i] : 1.0f);
 }
 
+// A few dozen pairs, one after the other.
+KT_INLINE void rotate_neighbours(const RotateArgs& a) {
+  const int half = a.rotary / 2;
+  const bool stay = a.pairs == RotaryPairs::neighbours;
+  const auto value = [&](int i) { return bf16_to_f32(a.x[i]) * a.factor * (a.weight ? a.weight[i] : 1.0f); };
+  for (int i = 0; i < half; ++i) {
+    const float x = value(2 * i), y = value(2 * i + 1);
+    a.out[stay ? 2 * i : i] = x * a.cos[i] - y * a.sin[i];
+    a.out[stay ? 2 * i + 1 : i + half] = y * a.cos[i] + x * a.sin[i];
+  }
+}
+
 template <class V>
 void rotate(const RotateArgs& a) {
   widen_scaled<V>(a.x, a.factor, a.weight, a.n, a.out);
+  if (a.pairs != RotaryPairs::halves) return rotate_neighbours(a);
   const int half = a.rotary / 2;
   int i = 0;
-  if (a.interleaved) {
-    for (; i < half; ++i) {
-      const float x = a.out[2 * i], y = a.out[2 * i + 1];
-      a.out[2 * i] = x * a.cos[i] - y * a.sin[i];
-      a.out[2 * i + 1] = y * a.cos[i] + x * a.sin[i];
-    }
-    return;
-  }
   float *low = a.out, *high = a.out + half;
   for (; i + V::kLanes <= half; i += V::kLanes) {
     const auto x = V::load_f32(low + i), y = V::load_f32(high + i);
@@ -170,7 +175,7 @@ KT_INLINE void add_values(const AttendArgs& a, const uint16_t* values, int n, co
   for (int h = 0; h < H; ++h) {
     KT_UNROLL
     for (int v = 0; v < N; ++v)
-      sum[h][v] = V::mul(V::load_f32(out + h * a.head_dim + v * V::kLanes), V::set1_f32(keep[h]));
+      sum[h][v] = V::mul(V::load_f32(out + h * a.value_dim + v * V::kLanes), V::set1_f32(keep[h]));
   }
   for (int j = 0; j < n; ++j) {
     typename V::F32 value[N];
@@ -186,7 +191,7 @@ KT_INLINE void add_values(const AttendArgs& a, const uint16_t* values, int n, co
   KT_UNROLL
   for (int h = 0; h < H; ++h) {
     KT_UNROLL
-    for (int v = 0; v < N; ++v) V::store_f32(out + h * a.head_dim + v * V::kLanes, sum[h][v]);
+    for (int v = 0; v < N; ++v) V::store_f32(out + h * a.value_dim + v * V::kLanes, sum[h][v]);
   }
 }
 
@@ -195,8 +200,7 @@ template <class V, int H>
 KT_INLINE void attend_heads(const AttendArgs& a, int head, const uint16_t* keys, const uint16_t* values, int n) {
   constexpr int kVectors = 4;
   alignas(64) float p[H][kAttendBlock];
-  const size_t at = static_cast<size_t>(head) * a.head_dim;
-  attend_scores<V, H>(a, a.q + at, keys, n, p);
+  attend_scores<V, H>(a, a.q + static_cast<size_t>(head) * a.head_dim, keys, n, p);
   float keep[H];
   for (int h = 0; h < H; ++h) {
     const float before = a.most[head + h];
@@ -206,16 +210,17 @@ KT_INLINE void attend_heads(const AttendArgs& a, int head, const uint16_t* keys,
     keep[h] = lanes[0];
     a.sum[head + h] = a.sum[head + h] * keep[h] + sum;
   }
+  float* out = a.out + static_cast<size_t>(head) * a.value_dim;
   int d = 0;
-  for (; d + kVectors * V::kLanes <= a.head_dim; d += kVectors * V::kLanes)
-    add_values<V, H, kVectors>(a, values + d, n, p, keep, a.out + at + d);
-  for (; d < a.head_dim; d += V::kLanes) add_values<V, H, 1>(a, values + d, n, p, keep, a.out + at + d);
+  for (; d + kVectors * V::kLanes <= a.value_dim; d += kVectors * V::kLanes)
+    add_values<V, H, kVectors>(a, values + d, n, p, keep, out + d);
+  for (; d < a.value_dim; d += V::kLanes) add_values<V, H, 1>(a, values + d, n, p, keep, out + d);
 }
 
 template <class V>
 void attend(const AttendArgs& a) {
   constexpr int kMost = kHeadsTogether<V>;
-  for (int i = 0; i < a.heads * a.head_dim; ++i) a.out[i] = 0;
+  for (int i = 0; i < a.heads * a.value_dim; ++i) a.out[i] = 0;
   for (int h = 0; h < a.heads; ++h) {
     a.most[h] = -__builtin_inff();
     a.sum[h] = 0;

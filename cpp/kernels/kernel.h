@@ -95,8 +95,14 @@ struct FinishArgs {
   float* f32;
 };
 
-// y[i] = x[i] * factor * weight[i], weight may be null; of the first `rotary` elements (i, i + rotary / 2), or where
-// interleaved (2 i, 2 i + 1), are turned: (a cos - b sin, b cos + a sin).
+// Which elements a rotary embedding turns together, of the first `rotary`.
+enum class RotaryPairs : int {
+  halves,      // i and i + rotary / 2
+  neighbours,  // 2 i and 2 i + 1
+  gathered,    // neighbours, which become halves
+};
+
+// y[i] = x[i] * factor * weight[i], weight may be null; pairs (a, b) are turned: (a cos - b sin, b cos + a sin).
 struct RotateArgs {
   const uint16_t* x;
   float factor;
@@ -105,7 +111,7 @@ struct RotateArgs {
   const float* cos;  // [rotary / 2]
   const float* sin;
   int rotary;
-  bool interleaved;
+  RotaryPairs pairs;
   float* out;  // [n]
 };
 
@@ -115,14 +121,15 @@ struct RotateArgs {
 struct AttendArgs {
   const float* q;  // [heads][head_dim]
   int heads;
-  int head_dim;          // a multiple of 16
-  const uint16_t* keys;  // bf16 [count][head_dim], rows `pitch` elements apart
-  const uint16_t* values;
+  int head_dim;            // of queries and keys, a multiple of 16
+  int value_dim;           // likewise
+  const uint16_t* keys;    // bf16 [count][head_dim], rows `pitch` elements apart
+  const uint16_t* values;  // bf16 [count][value_dim], as far apart; may be the keys
   size_t pitch;
   int count;
   float scale;
   float softcap;
-  float* out;   // [heads][head_dim]
+  float* out;   // [heads][value_dim]
   float* most;  // [heads]
   float* sum;
 };

@@ -9,13 +9,6 @@ class DownloadError(RuntimeError):
     """pip brought nothing; the message has its reason."""
 
 
-def cache_folder() -> Path:
-    """~/.cache/kt-kernel, or where XDG_CACHE_HOME says."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("kt-kernel", appauthor=False))
-
-
 def download(requirement: str, folder: Path, kind: str = "*.whl") -> Path:
     """The file of a package, NAME==VERSION, put into `folder`: its wheel, or with kind *.tar.gz its source."""
     # Not for all packages: pip would compile what a source needs to tell its name, cmake among it.

@@ -87,25 +87,30 @@ KT_TEST(rotate_turns_halves_or_neighbours) {
   for (const Variant& v : kt_test::variants().run) {
     for (const int n : {16, 64, 80, 128}) {
       for (const int rotary : {0, 2, 16, n / 2, n}) {
-        for (int with = 0; with < 4; ++with) {
-          const bool interleaved = with & 1;
+        for (int with = 0; with < 6; ++with) {
+          const kt::RotaryPairs pairs =
+              std::vector{kt::RotaryPairs::halves, kt::RotaryPairs::neighbours, kt::RotaryPairs::gathered}[with % 3];
+          const bool of_neighbours = pairs != kt::RotaryPairs::halves, apart = pairs != kt::RotaryPairs::neighbours;
           Guarded<uint16_t> x(n);
           Guarded<float> weight(n), cos(rotary / 2), sin(rotary / 2), out(n);
           kt_test::fill_gaussian_bf16(x, random);
           for (auto* buffer : {&weight, &cos, &sin}) fill(*buffer, random);
           x.seal();
           kt_test::now_running("%s rotate n=%d rotary=%d with=%d", v.name, n, rotary, with);
-          v.table->rotate({x.data(), 0.6f, with & 2 ? weight.data() : nullptr, n, cos.data(), sin.data(), rotary,
-                           interleaved, out.data()});
+          v.table->rotate({x.data(), 0.6f, with & 1 ? weight.data() : nullptr, n, cos.data(), sin.data(), rotary, pairs,
+                           out.data()});
           KT_CHECK(out.front_intact());
-          const auto y = [&](int i) { return value(x[i]) * 0.6f * (with & 2 ? weight[i] : 1.0f); };
+          const auto y = [&](int i) { return value(x[i]) * 0.6f * (with & 1 ? weight[i] : 1.0f); };
           for (int i = 0; i < n; ++i) {
-            const int pair = interleaved ? i / 2 : i % std::max(1, rotary / 2);
-            const bool second = interleaved ? i % 2 : i >= rotary / 2;
-            const int low = interleaved ? 2 * pair : pair, high = interleaved ? low + 1 : low + rotary / 2;
-            const double expected = i >= rotary ? y(i)
-                                    : second    ? y(high) * cos[pair] + y(low) * sin[pair]
-                                                : y(low) * cos[pair] - y(high) * sin[pair];
+            const int pair = apart ? i % std::max(1, rotary / 2) : i / 2;
+            const bool second = apart ? i >= rotary / 2 : i % 2;
+            const int low = of_neighbours ? 2 * pair : pair, high = of_neighbours ? low + 1 : low + rotary / 2;
+            if (i >= rotary) {
+              KT_CHECK(std::fabs(out[i] - y(i)) <= 1e-6 * std::fabs(y(i)));
+              continue;
+            }
+            const double expected =
+                second ? y(high) * cos[pair] + y(low) * sin[pair] : y(low) * cos[pair] - y(high) * sin[pair];
             KT_CHECK(std::fabs(out[i] - expected) <= 2e-6 * (std::fabs(y(low)) + std::fabs(y(high)) + 1));
           }
         }
@@ -116,17 +121,19 @@ KT_TEST(rotate_turns_halves_or_neighbours) {
 
 namespace {
 
+// Values of another depth than the keys lie in them, as latents do.
 struct AttendCase {
-  int heads, head_dim, count;
+  int heads, head_dim, value_dim, count;
   size_t pitch;
   float scale, softcap;
   Guarded<float> q;
   Guarded<uint16_t> keys, values;
   Guarded<float> out, most, sum;
 
-  AttendCase(int h, int d, int n, float cap, Random& random)
+  AttendCase(int h, int d, int dv, int n, float cap, Random& random)
       : heads(h),
         head_dim(d),
+        value_dim(dv),
         count(n),
         pitch(d + 16),
         scale(2 / std::sqrt(static_cast<float>(d))),
@@ -134,7 +141,7 @@ struct AttendCase {
         q(static_cast<size_t>(h) * d),
         keys((n - 1) * pitch + d),
         values((n - 1) * pitch + d),
-        out(q.size()),
+        out(static_cast<size_t>(h) * dv),
         most(h),
         sum(h) {
     fill(q, random);
@@ -143,9 +150,11 @@ struct AttendCase {
   }
 
   kt::AttendArgs args() {
-    return {q.data(), heads, head_dim, keys.data(), values.data(), pitch,
-            count,    scale, softcap,  out.data(),  most.data(),   sum.data()};
+    return {q.data(), heads, head_dim, value_dim,  keys.data(), value_data(), pitch,
+            count,    scale, softcap,  out.data(), most.data(), sum.data()};
   }
+
+  const uint16_t* value_data() const { return value_dim == head_dim ? values.data() : keys.data(); }
 
   void check() const {
     for (int h = 0; h < heads; ++h) {
@@ -158,15 +167,16 @@ struct AttendCase {
       }
       const double largest = *std::max_element(score.begin(), score.end());
       double total = 0;
-      std::vector<double> mixed(head_dim);
+      std::vector<double> mixed(value_dim);
       for (int j = 0; j < count; ++j) {
         const double weight = std::exp(score[j] - largest);
         total += weight;
-        for (int d = 0; d < head_dim; ++d) mixed[d] += weight * value(values[j * pitch + d]);
+        for (int d = 0; d < value_dim; ++d) mixed[d] += weight * value(value_data()[j * pitch + d]);
       }
       KT_CHECK(std::fabs(most[h] - largest) <= 1e-4);
       KT_CHECK(std::fabs(sum[h] - total) <= 1e-4 * total);
-      for (int d = 0; d < head_dim; ++d) KT_CHECK(std::fabs(out[h * head_dim + d] / sum[h] - mixed[d] / total) <= 2e-4);
+      for (int d = 0; d < value_dim; ++d)
+        KT_CHECK(std::fabs(out[h * value_dim + d] / sum[h] - mixed[d] / total) <= 2e-4);
     }
   }
 };
@@ -179,7 +189,8 @@ KT_TEST(attend_agrees_with_fp64) {
     for (const int head_dim : {16, 48, 64, 80, 128}) {
       for (const int count : {1, 2, 7, 8, 16, 17, 100, 128, 129, 300}) {
         const int heads = 1 + random.below(7);
-        AttendCase test(heads, head_dim, count, random.below(2) ? 0.0f : 3.0f, random);
+        const int value_dim = random.below(2) ? head_dim : 16 * (1 + random.below(head_dim / 16));
+        AttendCase test(heads, head_dim, value_dim, count, random.below(2) ? 0.0f : 3.0f, random);
         for (auto* sealed : {&test.keys, &test.values}) sealed->seal();
         test.q.seal();
         kt_test::now_running("%s attend heads=%d head_dim=%d count=%d", v.name, heads, head_dim, count);
@@ -195,7 +206,7 @@ KT_TEST(attend_agrees_with_fp64) {
 KT_TEST(attend_survives_large_scores) {
   Random random(5);
   for (const Variant& v : kt_test::variants().run) {
-    AttendCase test(2, 64, 400, 0, random);
+    AttendCase test(2, 64, 64, 400, 0, random);
     test.scale = 300;
     v.table->attend(test.args());
     for (int h = 0; h < test.heads; ++h) KT_CHECK(std::isfinite(test.sum[h]) && test.sum[h] >= 1);
@@ -206,7 +217,7 @@ KT_TEST(attend_survives_large_scores) {
 KT_TEST(heads_do_not_depend_on_each_other) {
   Random random(6);
   for (const Variant& v : kt_test::variants().run) {
-    AttendCase test(7, 64, 200, 0, random);
+    AttendCase test(7, 64, 64, 200, 0, random);
     v.table->attend(test.args());
     const std::vector<float> together(test.out.begin(), test.out.end());
     kt::AttendArgs args = test.args();

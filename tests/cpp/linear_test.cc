@@ -202,6 +202,37 @@ KT_TEST(scale_and_addend_come_before_the_one_rounding) {
   }
 }
 
+// One matrix of 5 heads, each with an input of its own; outputs stand apart. Tasks and nodes cut through heads.
+KT_TEST(groups_of_rows_read_inputs_of_their_own) {
+  constexpr int kGroups = 5, kRows = 48, kColumns = 72, kIn = 80, kOut = 50;
+  for (const Variant& v : kt_test::variants().run) {
+    for (const std::vector<int>& threads : {std::vector<int>{1}, {3}, {2, 1}}) {
+      const Machine machine(threads);
+      const Case test(machine, v, Format::bf16, kGroups * kRows, kColumns, false, 7);
+      for (const int count : {1, 3, 40}) {
+        Random random(count);
+        Guarded<uint16_t> x((count * kGroups - 1) * kIn + kColumns);
+        kt_test::fill_gaussian_bf16(x, random);
+        x.seal();
+        Guarded<float> out((count * kGroups - 1) * kOut + kRows);
+        kt::LinearArgs args = to_f32(count, x, kGroups * kIn, out, kGroups * kOut);
+        args.groups = kGroups;
+        args.input_step = kIn;
+        args.output_step = kOut;
+        kt_test::now_running("%s groups, %d rows", v.name, count);
+        KT_CHECK(test.linear->forward(args).is_ok());
+        for (int t = 0; t < count * kGroups; ++t) {
+          for (int i = 0; i < kRows; ++i) {
+            const int row = t % kGroups * kRows + i;
+            const uint16_t* from = x.data() + t * kIn;
+            KT_CHECK(std::fabs(out[t * kOut + i] - test.exact(from, row)) <= 1e-5 * test.size(from, row));
+          }
+        }
+      }
+    }
+  }
+}
+
 KT_TEST(more_rows_than_a_pass_takes) {
   const Machine machine({2});
   constexpr int kRows = 20, kColumns = 70, kCount = kt::Linear::kChunkRows + 40;

@@ -79,6 +79,35 @@ KT_TEST(softmax_routers) {
   }
 }
 
+// DeepSeek V2: a group is as good as its best expert.
+KT_TEST(softmax_routers_with_groups) {
+  Random random(3);
+  for (const int groups : {2, 8}) {
+    RouterConfig config;
+    config.num_experts = 64;
+    config.top_k = 6;
+    config.groups = groups;
+    config.top_groups = (groups + 1) / 2;
+    config.group_best = 1;
+    config.renormalise = false;
+    config.scale = 16;
+    const std::vector<float> logits = random_logits(64, random);
+    std::vector<double> choice(logits.begin(), logits.end()), group_score(groups);
+    double all = 0;
+    for (const double l : choice) all += std::exp(l);
+    const int size = 64 / groups;
+    for (int g = 0; g < groups; ++g)
+      group_score[g] = *std::max_element(choice.begin() + g * size, choice.begin() + (g + 1) * size);
+    const std::vector<int> best = sorted(group_score);
+    for (int i = config.top_groups; i < groups; ++i)
+      std::fill_n(choice.begin() + best[i] * size, size, -std::numeric_limits<double>::infinity());
+    const std::vector<int> order = sorted(choice);
+    std::vector<double> weights;
+    for (int k = 0; k < 6; ++k) weights.push_back(16 * std::exp(choice[order[k]]) / all);
+    check_weights(run(config, logits), order, weights);
+  }
+}
+
 KT_TEST(sigmoid_routers_with_corrections_and_groups) {
   Random random(2);
   for (const int groups : {1, 2, 8}) {
@@ -133,12 +162,12 @@ KT_TEST(ids_are_different_and_in_range_whatever_the_logits_are) {
       {nan, nan, nan, nan}, {nan, 1, nan, 2}, {inf, inf, inf, inf}, {-inf, -inf, -inf, -inf}, {inf, -inf, nan, 0}};
   for (const RouterKind kind : {RouterKind::softmax, RouterKind::sigmoid}) {
     for (const int groups : {1, 2, 4}) {
-      if (kind == RouterKind::softmax && groups > 1) continue;
       for (const std::vector<float>& logits : cases) {
         RouterConfig config;
         config.kind = kind;
         config.num_experts = 4;
         config.groups = groups;
+        config.group_best = kind == RouterKind::softmax ? 1 : 2;
         for (config.top_k = 1; config.top_k <= 4; ++config.top_k) {
           std::vector<int32_t> ids = run(config, logits).ids;
           std::sort(ids.begin(), ids.end());

@@ -5,11 +5,13 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from kt_kernel import _core
+from kt_kernel import _core, folders
 
 # numpy is not loaded yet. Its threads and those of the pools under test would wait for each other: references of small
 # layers took ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Texts of commands are chosen when they are imported.
+os.environ["KT_LANG"] = "en"
 
 # The same examples in every run; `--hypothesis-profile explore` looks for new ones.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
@@ -40,6 +42,27 @@ def pytest_report_header() -> str:
         " ".join(variant.name for variant in native if variant.runnable) or "none",
         " ".join(variant.name for variant in native if not variant.runnable) or "none",
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _home_of_the_tests(tmp_path_factory) -> None:
+    """Settings and models of whoever runs the tests are neither read nor written. Caches, which take long, are used."""
+    cache = folders.cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    home = tmp_path_factory.mktemp("home")
+    (home / "cache").symlink_to(cache)
+    os.environ["KT_KERNEL_HOME"] = str(home)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """An empty home, where no variable names another folder."""
+    for name in ("KT_KERNEL_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

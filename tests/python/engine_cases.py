@@ -31,7 +31,8 @@ OWN_OPTIONS = {
     "exaone_moe": _MIXED,
     "afmoe": _MIXED,
     "llama4_text": {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": WINDOW},
-    "deepseek_v3": {"head_dim": 8},  # of the part that is rotated
+    # Of the part that is rotated; a multiple of 16 with the latent, which the native decoder wants.
+    "deepseek_v3": {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "head_dim": 16},
     "gemma4_text": {
         **_MIXED,
         "num_hidden_layers": 4,

@@ -41,7 +41,7 @@ elif {broken}:
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("KT_KERNEL_HOME", str(tmp_path))
     folder = wheel.cache_folder()
     folder.mkdir(parents=True)
     return folder

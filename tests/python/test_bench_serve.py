@@ -1,6 +1,7 @@
 """kt bench serve: its arithmetic, models without weights, and one small run from end to end."""
 
 import json
+import math
 import threading
 import time
 from dataclasses import replace
@@ -73,7 +74,7 @@ def test_a_large_checkpoint_takes_no_room(tmp_path, tokenizer_files):
 
 def test_sides_are_where_the_table_says():
     for module, name in side.SIDES.values():
-        assert hasattr(__import__(f"kt_kernel.bench.{module}", fromlist=[name]), name)
+        assert hasattr(__import__(f"kt_kernel.{module}", fromlist=[name]), name)
 
 
 def test_a_run_gives_the_overhead_of_the_engine(monkeypatch, capsys, demo_path):
@@ -86,6 +87,29 @@ def test_a_run_gives_the_overhead_of_the_engine(monkeypatch, capsys, demo_path):
     assert (figure["part"], figure["phase"], figure["batch"]) == ("serve", "overhead", 1)
     assert 0 < figure["experts_us"] < figure["token_us"]
     assert figure["decoder"] in ("native", "transformers")
+
+
+TINY_LATENT = synthetic.DeepseekV2(2, 64, 8, 2, 64, 1, 96, 4, 32, 16, 16, 16, 1024)
+
+
+def test_a_run_compares_decoders_of_latents(monkeypatch, capsys, demo_path):
+    monkeypatch.setattr(synthetic, "DEEPSEEK_V2_LITE", TINY_LATENT)
+    monkeypatch.setattr(serve, "LATENT_PROMPTS", (8,))
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "serve", "--parts", "latent", "--rounds", "1", "--steps", "4", "--threads", "1", "--json"])
+    run = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0, run["notes"]
+    (figure,) = run["figures"]
+    assert figure["model"] == "deepseek-v2-lite, 2 of 2 layers"
+    assert (figure["phase"], figure["decoder"]) == ("decode behind 8 tokens", "native")
+    assert figure["vs_transformers"] > 0
+
+
+def test_deepseek_v2_lite_has_the_size_that_its_makers_say():
+    full = synthetic.DEEPSEEK_V2_LITE
+    shapes = [shape for layer in range(full.layers) for shape in full.layer_shapes(layer).values()]
+    weights = sum(math.prod(shape) for shape in shapes) + 2 * full.vocabulary * full.hidden
+    assert weights == pytest.approx(15.7e9, rel=0.01)
 
 
 class Streams(BaseHTTPRequestHandler):
@@ -140,7 +164,7 @@ def test_a_part_that_is_unknown(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["bench", "serve", "--parts", "demo,lunch"])
     assert ended.value.code == 2
-    assert "'lunch' is not one of demo, http, overhead, large" in capsys.readouterr().err
+    assert "'lunch' is not one of demo, http, overhead, large, latent" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(

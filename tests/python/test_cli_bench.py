@@ -82,11 +82,6 @@ def test_peer_module_of_another_variant_is_named(tmp_path):
         wheel.native_module(tmp_path, "avx2")
 
 
-def test_cache_folder_respects_xdg(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert wheel.cache_folder() == tmp_path / "kt-kernel" / "peers"
-
-
 def test_a_peer_that_does_not_load_fails_with_the_reason(capsys, tmp_path):
     (tmp_path / "kt_kernel").mkdir()
     arguments = ["--peer-path", str(tmp_path), "--variant", "emu", *TINY]

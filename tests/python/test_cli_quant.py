@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from convert_cases import LAYERS, contents, manifest, write_model
 
-from kt_kernel import _core
+from kt_kernel import _core, settings
 from kt_kernel.cli.main import main
+from kt_kernel.registry import user_models
+from kt_kernel.registry.user_models import UserModel
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "convert_cpu_weights.py"
 
@@ -45,6 +47,16 @@ def test_defaults(model, capsys):
     for layer in LAYERS:
         assert f"\nlayer {layer}: " in told
     assert "12 of 12 experts, 0:00:00 left" in told
+
+
+def test_a_model_by_name_goes_where_the_settings_say(model, home, tmp_path, capsys):
+    user_models.add(UserModel("mine", str(model)))
+    settings.set("paths.weights", str(tmp_path / "weights"))
+    assert kt("mine", "-m", "int8") == 0
+    assert manifest(tmp_path / "weights" / "model-AMXINT8")["method"] == "AMXINT8"
+    capsys.readouterr()
+    assert kt("m2") == 1
+    assert capsys.readouterr().err == "kt quant: MiniMax-M2 is not here: kt model download MiniMax-M2\n"
 
 
 def test_a_terminal_gets_a_bar_with_the_time_left(model):

@@ -7,9 +7,10 @@ pytest.importorskip("transformers", reason="transformers is not installed: the e
 import torch
 from engine_cases import WINDOW, random_prompt, tiny_model
 
-from kt_kernel.engine import attention
+from kt_kernel.engine import attention, latents
 from kt_kernel.engine.forward import OwnCacheForward, SlotForward, open_forward, relative_error
 from kt_kernel.engine.rope import pin_frequencies
+from kt_kernel.engine.rows import Rows, set_rows
 
 SLOT_FAMILIES = [
     "mixtral",  # a window
@@ -18,7 +19,9 @@ SLOT_FAMILIES = [
     "olmoe",
     "gpt_oss",  # sinks; windows in every other layer
     "glm4_moe",
-    "deepseek_v3",  # MLA: values are narrower than keys
+    "deepseek_v2",  # MLA: the cache has latents; rotary embeddings as complex numbers
+    "deepseek_v3",
+    "glm4_moe_lite",
     "granitemoe",
     "minimax_m2",
     "gemma4_text",  # windows, layers that share keys, two depths of heads
@@ -106,7 +109,7 @@ def test_attention_of_another_kind_is_refused():
             attention.attend(None, x, x, x, None, **kind)
     with pytest.raises(ValueError, match="outside of a step"):
         attention.attend(None, x, x, x, None, is_causal=True, dropout=0.0)
-    attention.set_rows(attention.Rows((0,), (0,), 3))
+    set_rows(Rows((0,), (0,), 3))
     try:
         assert attention.attend(None, x, x, x, attention.mask())[0].shape == (1, 3, 2, 8)
         with pytest.raises(ValueError, match="the model changes its attention mask"):
@@ -114,7 +117,7 @@ def test_attention_of_another_kind_is_refused():
         with pytest.raises(ValueError, match="takes no padding mask"):
             attention.mask(attention_mask=x)
     finally:
-        attention.set_rows(None)
+        set_rows(None)
 
 
 @torch.inference_mode()
@@ -200,6 +203,48 @@ def test_memory_is_taken_as_tokens_come():
     forward.prefill(3, random_prompt(64, 1))
     assert forward.cache.bytes_per_token * 16 << 20 > 8e9
     assert resident_bytes() - before < 200e6
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_latents_are_expanded_for_many_queries(family, monkeypatch):
+    """Pieces of 3 and single tokens attend to latents, those of 16 and more to what they expand to."""
+    monkeypatch.setattr(latents, "EXPANDED_FROM", 10)
+    model = tiny_model(family, kv_lora_rank=32, qk_rope_head_dim=8, head_dim=8)
+    text = random_prompt(LENGTH, 1)
+    expected = expected_logits(model, text)
+    forward = SlotForward(model, 1, LENGTH)
+    depths = []
+    attend = attention._attend_row
+
+    def watched(query, *others):
+        depths.append(query.shape[-1])
+        return attend(query, *others)
+
+    monkeypatch.setattr(attention, "_attend_row", watched)
+    logits = run_ragged(forward, [text], starts=[35], pieces=[3, 16, 3])
+    errors = [relative_error(row[None], expected[at][None]) for (_, at), row in logits.items()]
+    assert max(errors) < TOLERANCE
+    kept, expanded = 32 + 8, 16 + 8
+    assert depths[:9:2] == [kept, expanded, kept, expanded, kept]
+    model.set_attn_implementation("eager")  # without a step nothing is kept
+    torch.testing.assert_close(expected_logits(model, text), expected)
+
+
+@torch.inference_mode()
+def test_latents_of_slots_are_not_expanded():
+    """Those of all slots would be 100 GB here."""
+    model = tiny_model("deepseek_v3")
+    texts = [random_prompt(LENGTH, seed) for seed in range(2)]
+    expected = torch.stack([expected_logits(model, text)[-1] for text in texts])
+    forward = SlotForward(model, 16, 1 << 20)
+    before = resident_bytes()
+    for slot, text in zip((14, 3), texts, strict=True):
+        forward.prefill(slot, text[:-1])
+    got = forward.decode([14, 3], [text[-1] for text in texts], [LENGTH - 1] * 2)
+    assert relative_error(got, expected) < TOLERANCE
+    assert resident_bytes() - before < 200e6
+    assert forward.cache.bytes_per_token == 2 * 4 * (32 + 16)
 
 
 def resident_bytes() -> int:

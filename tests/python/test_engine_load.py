@@ -90,6 +90,7 @@ def test_answers_of_bf16_models_do_not_depend_on_other_requests(tmp_path, family
     """To the bit: the logarithms of probability of 12 requests at once are those of each alone."""
     path = saved(tmp_path / family, tiny_model(family, torch.bfloat16))
     engine = open_engine(path, slots=12, context=96, threads=1, chunk_tokens=16)
+    assert engine.forward.decoder == "native"
     start = random_prompt(40, 0)
     requests = [greedy(start[: 4 * i] + random_prompt(1 + 3 * i, i), 10) for i in range(12)]
     try:
@@ -106,6 +107,26 @@ def test_answers_of_bf16_models_do_not_depend_on_other_requests(tmp_path, family
         assert [entry for event in one.events for entry in event.logprobs] == [
             entry for event in other.events for entry in event.logprobs
         ]
+
+
+def test_kimi_k2_is_deepseek_v3(tmp_path, caplog):
+    """Its config has another type and names code of its own, which is not there; its latents are decoded natively."""
+    caplog.set_level(logging.INFO, logger="kt_kernel.engine")
+    path = saved(tmp_path / "kimi", tiny_model("deepseek_v3", torch.bfloat16))
+    answers = []
+    for model_type in ("deepseek_v3", "kimi_k2"):
+        given = json.loads((path / "config.json").read_text()) | {"model_type": model_type}
+        if model_type == "kimi_k2":
+            given["auto_map"] = {"AutoConfig": "missing.DeepseekV3Config", "AutoModelForCausalLM": "missing.Model"}
+        (path / "config.json").write_text(json.dumps(given))
+        engine = open_engine(path, slots=2, context=64, threads=1, chunk_tokens=16, trust_remote_code=True)
+        try:
+            assert engine.forward.decoder == "native"
+            answers.append(answer(engine, greedy(random_prompt(20, 1), 8)).tokens)
+        finally:
+            engine.close()
+    assert answers[0] == answers[1]
+    assert "kimi_k2 is deepseek_v3 for transformers" in caplog.text
 
 
 def test_a_model_without_experts_is_served_too(tmp_path, caplog):

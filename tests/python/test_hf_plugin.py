@@ -95,6 +95,29 @@ def test_a_file_among_others(tmp_path, toy, expected):
     assert error(logits(model), expected) < LIMITS["BF16"]
 
 
+def test_experts_by_names_that_transformers_lacks(tmp_path):
+    """llmcompressor calls the matrices of Mixtral's experts as those of other families."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_local_experts": 4,
+        "vocab_size": 64,
+    }
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    reference = MixtralForCausalLM(MixtralConfig(**sizes, **heads)).eval()
+    reference.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for old, new in {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    assert any("block_sparse_moe.experts.3.gate_proj" in name for name in tensors)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert error(logits(load(tmp_path)), eager_logits(reference)) < LIMITS["BF16"]
+
+
 def test_what_is_not_safetensors_is_packed_from_tensors(tmp_path, toy, expected):
     torch.save(load_file(toy / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_bytes((toy / "config.json").read_bytes())

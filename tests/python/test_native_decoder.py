@@ -4,6 +4,8 @@ Models have random weights in bf16. The reference is transformers' forward in fl
 own bf16 is 0.5 to 0.6 % away from it, the native decoder about as much, and a key too many 10 % and more.
 """
 
+import dataclasses
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,9 +21,17 @@ from kt_kernel.hf.linear import KTLinear, replace_linears  # noqa: E402
 
 LENGTH, START = 40, 20
 TOLERANCE = 0.015
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 24}
+LATENT |= {"qk_rope_head_dim": 16, "head_dim": 16, "v_head_dim": 16}
+GROUPS = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.8, "mscale_all_dim": 0.6}
 # What a family needs besides, so that all it can do is done.
 OPTIONS = {
+    "deepseek_v2": LATENT | GROUPS | {"topk_method": "group_limited_greedy", "q_lora_rank": None},
+    "deepseek_v3": LATENT | GROUPS | {"rope_parameters": YARN, "max_position_embeddings": 64},
     "dots1": {"n_group": 4, "topk_group": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "glm4_moe_lite": LATENT | GROUPS | {"norm_topk_prob": False, "rms_norm_eps": 0.01},
     "glm4_moe": {"n_group": 2, "topk_group": 1, "use_qk_norm": True, "partial_rotary_factor": 0.5},
     "granitemoe": {
         "embedding_multiplier": 3.0,
@@ -29,11 +39,26 @@ OPTIONS = {
         "logits_scaling": 4.0,
         "attention_multiplier": 0.3,
     },
+    "minicpm3": LATENT | {"scale_emb": 3.0, "scale_depth": 1.2, "dim_model_base": 16},
     "minimax_m2": {"rotary_dim": 8},
     "mistral": {"sliding_window": WINDOW},
     "qwen3_moe": {"norm_topk_prob": False},
+    "youtu": LATENT | {"rope_interleave": False, "attention_bias": True},
 }
-DENSE = {"llama", "mistral", "qwen2", "qwen3"}
+DENSE = {"llama", "minicpm3", "mistral", "qwen2", "qwen3", "youtu"}
+# Other ways of the same families.
+VARIANTS = {
+    "deepseek_v2": {"topk_method": "greedy", "rope_parameters": YARN, "max_position_embeddings": 64},
+    "deepseek_v3": LATENT | {"q_lora_rank": None, "rope_interleave": False, "v_head_dim": 32, "attention_bias": True},
+}
+
+
+def save_tiny(family: str, folder, options: dict) -> None:
+    model = tiny_model(family, torch.bfloat16, **options)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0, 0.2, generator=torch.Generator().manual_seed(1))
+    model.save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +69,7 @@ def folders(tmp_path_factory):
     def folder(family: str):
         if family not in made:
             made[family] = tmp_path_factory.mktemp(family)
-            options = OPTIONS.get(family, {})
-            tiny_model(family, torch.bfloat16, **options).save_pretrained(made[family])
+            save_tiny(family, made[family], OPTIONS.get(family, {}))
         return made[family]
 
     return folder
@@ -84,9 +108,20 @@ def reference(folder, text: list[int]) -> torch.Tensor:
 @torch.inference_mode()
 @pytest.mark.parametrize("family", native.FAMILIES)
 def test_logits_are_those_of_transformers(family, folders):
+    check_logits(folders(family), family)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", VARIANTS)
+def test_logits_of_other_ways_of_a_family(family, tmp_path):
+    save_tiny(family, tmp_path, OPTIONS[family] | VARIANTS[family])
+    check_logits(tmp_path, family)
+
+
+def check_logits(folder, family: str) -> None:
     text = random_prompt(LENGTH, 3)
-    expected = reference(folders(family), text)[START:]
-    model = load(folders(family), family)
+    expected = reference(folder, text)[START:]
+    model = load(folder, family)
     theirs = decode_text(SlotForward(model, 2, LENGTH), text)
     ours = decode_text(native_forward(model, 2, LENGTH), text)
     assert relative_error(theirs, expected) < TOLERANCE
@@ -117,11 +152,15 @@ def step_of_all(forward: SlotForward, texts: list[list[int]]) -> torch.Tensor:
         ("qwen2_moe", "AMXINT8", "int8"),
         ("glm4_moe", "AMXINT8", "bf16"),
         ("mixtral", "AMXINT4", "int8"),
+        ("deepseek_v2", "BF16", "bf16"),
+        ("deepseek_v3", "AMXINT8", "int8"),
     ],
 )
 def test_requests_get_the_bits_that_they_would_get_alone(family, method, linears, folders):
-    forward = native_forward(load(folders(family), family, method, linears), slots=12, context=160)
     lengths = [1, 2, 9, 150, 30, 129, 128, 17, 5, 64, 131, 3]
+    if family == "deepseek_v3":  # the most that are alone
+        lengths += range(4, 24)
+    forward = native_forward(load(folders(family), family, method, linears), slots=len(lengths), context=160)
     texts = [random_prompt(length + 1, seed) for seed, length in enumerate(lengths)]
     for slot, text in enumerate(texts):
         forward.prefill(slot, text[:-1])
@@ -154,7 +193,7 @@ def test_several_nodes(tmp_path):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v2"])
 def test_long_texts_are_split_and_merged(family, folders):
     """Beyond 128 keys attention is cut into parts; beyond 4,096 the parts get longer."""
     assert "full_attention" in getattr(reference_config(folders(family)), "layer_types", ["full_attention"])
@@ -163,6 +202,53 @@ def test_long_texts_are_split_and_merged(family, folders):
     ours = decode_text(native_forward(model, 2, 4300), text, start=4290)
     theirs = decode_text(SlotForward(model, 2, 4300), text, start=4290)
     assert relative_error(ours, theirs) < TOLERANCE
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("linears", ["bf16", "int8"])
+def test_latents_are_all_that_is_kept(linears, folders):
+    """Of a token 32 + 16 numbers in each layer; copied to another slot, or kept of a longer text, they do as well."""
+    model = load(folders("deepseek_v3"), "deepseek_v3", linears=linears)
+    forward = native_forward(model, 3, LENGTH)
+    text = random_prompt(LENGTH, 3)
+    expected = decode_text(forward, text)
+    assert forward.cache.bytes_per_token == 2 * 2 * (32 + 16)
+    assert forward.cache.keys[0].untyped_storage().nbytes() == 3 * LENGTH * 2 * (32 + 16)
+    forward.keep(1, START + 5)
+    forward.copy(1, 2, START + 5)
+    for slot in (1, 2):
+        again = [forward.decode([slot], [text[i]], [i]) for i in range(START + 5, LENGTH)]
+        assert torch.equal(torch.cat(again), expected[5:])
+
+
+@torch.inference_mode()
+def test_wrong_latents_are_noticed_at_load(folders, monkeypatch, caplog):
+    """The control of MLA: rotary embeddings, on which almost everything depends here, of other pairs."""
+    caplog.set_level("INFO")
+    model = load(folders("deepseek_v3"), "deepseek_v3")
+    for layer in model.model.layers:
+        layer.self_attn.kv_a_proj_with_mqa.weight[-16:] *= 10
+    right = SlotForward(model, 2, LENGTH)
+    right.use_native(native.build)
+    assert right.decoder == "native"
+    family = native.FAMILIES["deepseek_v3"]
+    monkeypatch.setitem(native.FAMILIES, "deepseek_v3", dataclasses.replace(family, pairs="halves"))
+    wrong = SlotForward(model, 2, LENGTH)
+    wrong.use_native(native.build)
+    assert wrong.decoder == "transformers"
+    assert "decode stays with transformers: the native decoder's logits differ" in caplog.text
+
+
+@torch.inference_mode()
+def test_a_cache_of_something_else_is_refused(folders, caplog):
+    caplog.set_level("INFO")
+    model = load(folders("deepseek_v3"), "deepseek_v3")
+    forward = SlotForward(model, 2, LENGTH)
+    forward._probe_decode(None)
+    forward.cache.values = {layer: values.clone() for layer, values in forward.cache.values.items()}
+    forward.use_native(native.build)
+    assert forward.decoder == "transformers"
+    assert "are not latents of 32 elements in bf16 with turned keys behind them" in caplog.text
 
 
 def reference_config(folder):

@@ -29,7 +29,7 @@ ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 @contextlib.contextmanager
 def kt_run(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
     command = [sys.executable, "-c", "from kt_kernel.cli.main import main; main()", "run", "demo", "--port", "0"]
-    process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    process = subprocess.Popen([*command, "--no-plan", *arguments], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     try:
         lines = []
         while "chat page" not in "".join(lines):

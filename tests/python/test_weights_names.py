@@ -11,6 +11,11 @@ SHAPE = Shape(experts=3, top_k=2, hidden=72, intermediate=130)
 
 # Layer 7. Names of gate, up and down; two names where gate and up are in one tensor. {} is the expert.
 EACH = {
+    "Mixtral by llmcompressor": [
+        "model.layers.7.block_sparse_moe.experts.{}.gate_proj.weight",
+        ".up_proj.",
+        ".down_proj.",
+    ],
     "Mixtral": ["model.layers.7.block_sparse_moe.experts.{}.w1.weight", ".w3.", ".w2."],
     "Jamba": ["model.layers.7.feed_forward.experts.{}.gate_proj.weight", ".up_proj.", ".down_proj."],
     "LFM2": ["model.layers.7.feed_forward.experts.{}.w1.weight", ".w3.", ".w2."],

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from slice_cases import FORMATS, Buffers, Experts
+from slice_cases import FORMATS, Buffers, Experts, assert_slices
 from wrapper_cases import SHAPE, batch, loaded, make, same_bits, tensors, torch
 
 from kt_kernel import KTMoEWrapper, _core, kt_kernel_ext
@@ -35,15 +35,6 @@ def write(wrapper: KTMoEWrapper, ranks: int, expert: int) -> Buffers:
     wrapper.submit_write_weight_scale_to_buffer(ranks, expert, *buffers.pointers())
     wrapper.sync_write_weight_scale_to_buffer()
     return buffers
-
-
-def assert_slices(buffers: Buffers, experts: Experts, expert: int) -> None:
-    ranks = len(buffers.memory)
-    buffers.assert_guards()
-    for rank in range(ranks):
-        wanted, got = experts.slices(expert, ranks, rank), buffers.written(rank)
-        assert {name: len(data) for name, data in wanted.items()} == buffers.sizes[rank]
-        assert [name for name in wanted if got[name] != wanted[name]] == [], f"rank {rank} of {ranks}"
 
 
 @pytest.mark.parametrize("subpools", COUNTS)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,9 +13,11 @@ from kt_kernel.bench.errors import SideError
 class Client:
     """One long-lived process; ``client.call(...)`` becomes a method call on its side. Use as a context manager."""
 
-    def __init__(self, side: str, *arguments: str, variant: str | None = None):
+    def __init__(
+        self, side: str, *arguments: str, variant: str | None = None, environment: dict[str, str] | None = None
+    ):
         self.name = side
-        environment = dict(os.environ)
+        environment = os.environ | (environment or {})
         if variant is not None:
             environment["KT_KERNEL_CPU_VARIANT"] = variant
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in close())
@@ -35,9 +38,7 @@ class Client:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise SideError(
-                f"the process measuring '{self.name}' ended with {self._process.wait()}{self._last_words()}"
-            )
+            raise SideError(f"the process measuring '{self.name}' ended {self._how()}{self._last_words()}")
         answer = json.loads(line)
         if "error" in answer:
             raise SideError(answer["error"])
@@ -58,6 +59,10 @@ class Client:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    def _how(self) -> str:
+        code = self._process.wait()
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
 
     def _last_words(self) -> str:
         self._stderr.seek(0)

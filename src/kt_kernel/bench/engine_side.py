@@ -58,6 +58,11 @@ class EngineSide:
             wrapper.moe.fill_random(seed)
         return {}
 
+    def decode_by(self, native: bool) -> dict:
+        """Whether the native decoder, where there is one, or transformers' forward decodes from now on."""
+        self._engine.forward.decode_by(native)
+        return {}
+
     def prefill(self, seed: int, tokens: int) -> dict:
         run = self._submit(seed, 1, tokens, 1)
         return {"seconds": run.end[0] - run.submitted}

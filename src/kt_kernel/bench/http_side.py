@@ -3,6 +3,7 @@
 import atexit
 import http.client
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,8 +27,14 @@ class HttpSide:
         self._vocabulary = vocabulary
         options = {"port": 0, "method": method, "threads": threads, "slots": slots, "context": context, "grace": 0}
         arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, "-c", _START, "run", path, "--quiet", *arguments]
-        self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        command = [sys.executable, "-c", _START, "run", path, "--engine", "embedded", "--no-plan", "--quiet"]
+        self._server = subprocess.Popen(
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "KT_LANG": "en"},  # what it prints is read below
+        )
         atexit.register(self.close)  # nobody else would stop it
         for line in self._server.stdout:
             if found := re.search(r"API\s+http://([^/]+)/v1", line):

@@ -2,10 +2,11 @@
 
 from dataclasses import asdict
 
-from kt_kernel.bench import figures, machine, shapes
+from kt_kernel.bench import figures, shapes
 from kt_kernel.bench.client import Client
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings, Settings
+from kt_kernel.machine import system
 
 # Rounds of a point. Each brings its own limits, so more rounds follow a changing machine better.
 _ROUNDS = 9
@@ -13,7 +14,7 @@ _ROUNDS = 9
 
 def probe_gigabytes() -> float:
     """Memory to read for the bandwidth: four times the last-level cache, half a gigabyte at least."""
-    return max(0.5, 4 * machine.l3_bytes() / 1e9)
+    return max(0.5, 4 * system.l3_bytes() / 1e9)
 
 
 def measure_limits(settings: Settings, findings: Findings, progress: Progress) -> None:
@@ -64,7 +65,7 @@ def _measure_layer(
     }
     opened = client.call("open", shape=asdict(shape), seeded=False, **arguments)
     packed = opened["packed_bytes_per_expert"]
-    beyond_cache = copies * shape.experts * packed >= 4 * machine.l3_bytes()
+    beyond_cache = copies * shape.experts * packed >= 4 * system.l3_bytes()
     if not beyond_cache:
         findings.note(
             f"{shape.name}: weights below 4 times the L3 (beyond_cache in --json): too much of the read share"
@@ -98,10 +99,10 @@ def plan_layer(
     full: shapes.Shape, weight_format: str, findings: Findings, extra_bytes_per_expert: int = 0
 ) -> tuple[shapes.Shape, int]:
     """The shape that fits into memory, and how many copies of it go round; says so when experts are left out."""
-    available = machine.available_bytes()
+    available = system.available_bytes()
     packed = shapes.planned_bytes(full, weight_format)
     shape = shapes.fit(full, packed + extra_bytes_per_expert, available)
     if shape.experts < full.experts:
         findings.note(f"{full.name} {weight_format}: memory for {shape.experts} of {full.experts} experts")
     left = available - 2 * shape.experts * extra_bytes_per_expert
-    return shape, shapes.layers_beyond_cache(shape, packed, machine.l3_bytes(), left)
+    return shape, shapes.layers_beyond_cache(shape, packed, system.l3_bytes(), left)

@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from kt_kernel.bench import figures, llamacpp_build, machine, wheel
+from kt_kernel.bench import figures, llamacpp_build, wheel
 from kt_kernel.bench.client import Client
 from kt_kernel.bench.errors import BenchError, SideError
 from kt_kernel.bench.kernels import plan_layer
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings, Settings
 from kt_kernel.bench.shapes import GGUF_TYPES, Shape, planned_bytes
+from kt_kernel.machine import system
 
 ROUNDS = 4
 
@@ -32,8 +33,8 @@ _MOST_TOKENS_TO_CHECK = 256
 
 def thread_counts() -> list[int]:
     """Candidates, most threads first: every CPU, one and two spared for the caller, one per core."""
-    cpus = len(machine.usable_cpus())
-    return sorted({n for n in (cpus, cpus - 1, cpus - 2, machine.physical_cores()) if n >= 1}, reverse=True)
+    cpus = len(system.usable_cpus())
+    return sorted({n for n in (cpus, cpus - 1, cpus - 2, system.physical_cores()) if n >= 1}, reverse=True)
 
 
 class ReleasedPeer:

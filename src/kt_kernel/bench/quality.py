@@ -1,7 +1,6 @@
 """What each method costs the demo model: its perplexity on a fixed text, beside the dense original in f32.
 
-Everything but the experts is f32, so that what is measured is theirs. The text, austen.txt, is the first chapter of
-Jane Austen's Pride and Prejudice (1813, in the public domain).
+Everything but the experts is f32, so that what is measured is theirs.
 """
 
 import tempfile
@@ -10,15 +9,13 @@ from math import exp
 from pathlib import Path
 
 from kt_kernel import __cpu_variant__
+from kt_kernel.bench import perplexity
 from kt_kernel.bench.client import Client
 from kt_kernel.bench.errors import BenchError, need_engine
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings
 from kt_kernel.demo.copies import GGUF_TYPES
 from kt_kernel.methods import LLAMAFILE
-
-TEXT = Path(__file__).with_name("austen.txt")
-WINDOW = 512  # tokens that a forward sees
 
 
 @dataclass(frozen=True)
@@ -89,25 +86,19 @@ class QualitySide:
 
         from kt_kernel.demo.dense import dense_model
 
-        ids = AutoTokenizer.from_pretrained(self._path)(TEXT.read_text(), return_tensors="pt")["input_ids"][:, :tokens]
-        self._windows = list(ids.split(WINDOW, dim=1))
-        model = dense_model()
-        self._reference = [self._log_probabilities(model, window) for window in self._windows]
+        self._windows = perplexity.windows_of(AutoTokenizer.from_pretrained(self._path), tokens)
+        self._reference = perplexity.log_probabilities(dense_model(), self._windows)
         count = sum(window.shape[1] - 1 for window in self._windows)
-        return {"tokens": count, "loss": self._loss(self._reference)}
+        return {"tokens": count, "loss": perplexity.loss(self._windows, self._reference)}
 
     def case(self, index: int) -> dict:
         with tempfile.TemporaryDirectory() as work:
             model = self._load(CASES[index], Path(work))
-        found = [self._log_probabilities(model, window) for window in self._windows]
-        pairs = list(zip(self._reference, found, strict=True))
-        divergence = self._torch.cat([(ours.exp() * (ours - other)).sum(-1) for ours, other in pairs])
-        same = self._torch.cat([ours.argmax(-1) == other.argmax(-1) for ours, other in pairs])
+        found = perplexity.log_probabilities(model, self._windows)
         return {
-            "loss": self._loss(found),
-            "divergence": float(divergence.mean()),
-            "same_token": float(same.float().mean()),
+            "loss": perplexity.loss(self._windows, found),
             "bytes_per_weight": _bytes_per_weight(model),
+            **perplexity.distance(self._reference, found),
         }
 
     def _load(self, case: Case, work: Path):
@@ -120,15 +111,6 @@ class QualitySide:
         return AutoModelForCausalLM.from_pretrained(
             self._path, quantization_config=config, dtype=self._torch.float32, local_files_only=True
         )
-
-    def _log_probabilities(self, model, window):
-        """[T - 1, vocabulary]: of what follows each token but the last."""
-        with self._torch.inference_mode():
-            return model(window).logits[0, :-1].log_softmax(-1)
-
-    def _loss(self, rows: list) -> float:
-        losses = [-found.gather(1, window[0, 1:, None]) for found, window in zip(rows, self._windows, strict=True)]
-        return float(self._torch.cat(losses).double().mean())
 
 
 def _weights(case: Case, model: Path, work: Path) -> Path | None:
@@ -149,11 +131,11 @@ def _convert(model: Path, folder: Path, method: str) -> Path:
     from kt_kernel.convert.engine import QUANT_METHODS
 
     name = next(name for name, other in QUANT_METHODS.items() if other == method)
-    convert(Settings(model, folder, name), _Nobody())
+    convert(Settings(model, folder, name), Nobody())
     return folder
 
 
-class _Nobody:
+class Nobody:
     """Watches a conversion and says nothing."""
 
     def note(self, text: str) -> None: ...

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kt_kernel.bench import machine
+from kt_kernel.machine import system
 
 _HEAD = """# What quantisation costs
 
@@ -27,7 +27,7 @@ more than a large one: the order of the rows is what carries over to other model
 def text_of(figures: list[dict]) -> str:
     first = figures[0]
     head = _HEAD.format(
-        cpu=machine.cpu_model(), variant=first["variant"], tokens=first["tokens"], dense=first["dense_perplexity"]
+        cpu=system.cpu_model(), variant=first["variant"], tokens=first["tokens"], dense=first["dense_perplexity"]
     )
     rows = (
         f"| {f['method']} | {f['weights']} | {f['bytes_per_weight']:.2f} | {f['perplexity']:.3f} | "

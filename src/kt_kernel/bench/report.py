@@ -97,6 +97,7 @@ _SERVE_COLUMNS = (
     ("x batch 1", True, lambda f: _times(f, "vs_batch_1")),
     ("x stock", True, lambda f: _times(f, "vs_stock")),
     ("x llama.cpp", True, lambda f: _times(f, "vs_llamacpp")),
+    ("x transformers", True, lambda f: _times(f, "vs_transformers")),
     ("x no HTTP", True, lambda f: _times(f, "vs_engine")),
     ("overhead us", True, lambda f: f"{f['overhead_us']:.0f}" if "overhead_us" in f else "-"),
     ("of read", True, lambda f: _percent(f.get("read_share"))),

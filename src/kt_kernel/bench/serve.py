@@ -14,11 +14,12 @@ from statistics import median
 from typing import TypeVar
 
 import kt_kernel
-from kt_kernel.bench import llamacpp_build, machine, synthetic
+from kt_kernel.bench import llamacpp_build, synthetic
 from kt_kernel.bench.client import Client
 from kt_kernel.bench.errors import BenchError, SideError, need_engine
 from kt_kernel.bench.progress import Progress
 from kt_kernel.bench.run import Findings
+from kt_kernel.machine import system
 
 BATCHES = (1, 16)
 PROMPT_TOKENS, PREFILL_TOKENS = 32, 512
@@ -33,7 +34,8 @@ _LARGE_BYTES, _OTHER_BYTES = 0.55, 2.0
 
 Name = TypeVar("Name")
 
-PARTS = ("demo", "http", "overhead", "large")
+PARTS = ("demo", "http", "overhead", "large", "latent")
+LATENT_PROMPTS = (PROMPT_TOKENS, 512)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class ServeSettings:
 
     @property
     def used_threads(self) -> int:
-        return self.threads or machine.physical_cores()
+        return self.threads or system.physical_cores()
 
     @property
     def points(self) -> int:
@@ -63,6 +65,7 @@ def measure_serve(settings: ServeSettings, findings: Findings, progress: Progres
     except DemoError as error:
         raise BenchError(str(error)) from None
     measures: dict[str, Callable] = {"demo": _demo, "http": _http, "overhead": _overhead, "large": _large}
+    measures["latent"] = _latent
     for part in settings.parts:
         progress.say(part)
         try:
@@ -231,20 +234,51 @@ def _overhead(settings: ServeSettings, findings: Findings, progress: Progress, d
     )
 
 
-def layers_that_fit(model: synthetic.Qwen3Moe, memory_bytes: int) -> int:
+def layers_that_fit(model: synthetic.Qwen3Moe | synthetic.DeepseekV2, memory_bytes: int) -> int:
     ends = _OTHER_BYTES * 2 * model.vocabulary * model.hidden
     each = _LARGE_BYTES * model.expert_weights + _OTHER_BYTES * model.other_weights
     return max(0, min(model.layers, int((memory_bytes - ends) / each)))
 
 
-def _large(settings: ServeSettings, findings: Findings, progress: Progress, demo: Path, work: Path) -> None:
-    full = synthetic.QWEN3_30B
-    memory = min(settings.memory_bytes, int(0.9 * machine.available_bytes()))
-    layers = settings.layers or layers_that_fit(full, memory)
+def _write_fitting(
+    settings: ServeSettings, full: synthetic.Qwen3Moe | synthetic.DeepseekV2, name: str, folder: Path, demo: Path
+) -> tuple[Path, str]:
+    """As many layers as memory allows; what the model is called then."""
+    memory = min(settings.memory_bytes, int(0.9 * system.available_bytes()))
+    layers = min(settings.layers, full.layers) if settings.layers else layers_that_fit(full, memory)
     if not layers:
-        raise SideError(f"not a layer of the large model fits into {memory / 1e9:.1f} GB")
-    path = synthetic.write_checkpoint(replace(full, layers=layers), work / "large", demo)
-    name = f"qwen3-30b, {layers} of {full.layers} layers"
+        raise SideError(f"not a layer of {name} fits into {memory / 1e9:.1f} GB")
+    path = synthetic.write_checkpoint(replace(full, layers=layers), folder, demo)
+    return path, f"{name}, {layers} of {full.layers} layers"
+
+
+def _latent(settings: ServeSettings, findings: Findings, progress: Progress, demo: Path, work: Path) -> None:
+    """A model with MLA: the native decoder and transformers' forward over the same kernels and the same cache."""
+    path, name = _write_fitting(settings, synthetic.DEEPSEEK_V2_LITE, "deepseek-v2-lite", work / "latent", demo)
+    with Client("engine") as client:
+        progress.say(f"{name}: packing")
+        arguments = {"threads": settings.used_threads, "slots": 1, "context": CONTEXT}
+        opened = client.call("open", path=str(path), method=LARGE_METHOD, **arguments)
+        client.call("fill_random")
+
+        def decode(native: bool, prompt_tokens: int) -> Callable[[int], float]:
+            def measure(seed: int) -> float:
+                client.call("decode_by", native=native)
+                sizes = {"batch": 1, "prompt_tokens": prompt_tokens, "steps": settings.steps}
+                return client.call("decode", seed=seed, **sizes)["tokens_per_s"]
+
+            return measure
+
+        for prompt_tokens in LATENT_PROMPTS:
+            progress.say(f"{name}: decode behind {prompt_tokens} tokens")
+            sides = {"engine": decode(True, prompt_tokens), "transformers": decode(False, prompt_tokens)}
+            values = compared(in_turns(sides, settings.rounds))
+            phase = f"decode behind {prompt_tokens} tokens"
+            findings.figures.append(figure(name, phase, 1, LARGE_METHOD, settings, decoder=opened["decoder"], **values))
+
+
+def _large(settings: ServeSettings, findings: Findings, progress: Progress, demo: Path, work: Path) -> None:
+    path, name = _write_fitting(settings, synthetic.QWEN3_30B, "qwen3-30b", work / "large", demo)
     with Client("engine") as client:
         progress.say(f"{name}: packing")
         arguments = {"threads": settings.used_threads, "slots": 1, "context": CONTEXT}

@@ -22,23 +22,25 @@ def main() -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-# side -> where it is
+# side -> where in kt_kernel it is
 SIDES = {
-    "ours": ("ours", "Ours"),
-    "beside_gpu": ("beside_gpu", "BesideGpu"),
-    "released": ("released", "Released"),  # MODULE
-    "llamacpp": ("llamacpp", "LlamaCpp"),  # FOLDER MODULE
-    "quality": ("quality", "QualitySide"),
-    "engine": ("engine_side", "EngineSide"),
-    "http": ("http_side", "HttpSide"),
-    "stock": ("stock_side", "StockSide"),
-    "llamacpp_model": ("llamacpp_side", "LlamaCppSide"),  # FOLDER MODULE
+    "ours": ("bench.ours", "Ours"),
+    "beside_gpu": ("bench.beside_gpu", "BesideGpu"),
+    "released": ("bench.released", "Released"),  # MODULE
+    "llamacpp": ("bench.llamacpp", "LlamaCpp"),  # FOLDER MODULE
+    "quality": ("bench.quality", "QualitySide"),
+    "engine": ("bench.engine_side", "EngineSide"),
+    "http": ("bench.http_side", "HttpSide"),
+    "stock": ("bench.stock_side", "StockSide"),
+    "llamacpp_model": ("bench.llamacpp_side", "LlamaCppSide"),  # FOLDER MODULE
+    "doctor": ("doctor.measure", "DoctorSide"),
+    "verify": ("verify.side", "VerifySide"),
 }
 
 
 def _make(side: str, arguments: list[str]):
     module, name = SIDES[side]
-    return getattr(import_module(f"kt_kernel.bench.{module}"), name)(*arguments)
+    return getattr(import_module(f"kt_kernel.{module}"), name)(*arguments)
 
 
 if __name__ == "__main__":

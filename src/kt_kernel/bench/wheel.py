@@ -6,14 +6,14 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from kt_kernel import packages
+from kt_kernel import folders, packages
 from kt_kernel.bench.errors import BenchError
 
 RELEASED = "kt-kernel==0.7.2"
 
 
 def cache_folder() -> Path:
-    return packages.cache_folder() / "peers"
+    return folders.cache_folder() / "peers"
 
 
 def fetch() -> Path:

@@ -9,16 +9,18 @@ from typing import Annotated
 import typer
 
 import kt_kernel
-from kt_kernel.bench import hybrid, kernels, peers, progress, results, roofline, serve, wheel
-from kt_kernel.bench import machine as facts
+from kt_kernel.bench import hybrid, kernels, peers, progress, results, roofline, serve, shapes, wheel
 from kt_kernel.bench.errors import BenchError
 from kt_kernel.bench.run import Findings, Settings
-from kt_kernel.cli import options
+from kt_kernel.cli import bench_options, options, printing
+from kt_kernel.cli.language import t
+from kt_kernel.machine import system
 
 app = typer.Typer(
     help="Measure this machine, our kernels on it, and other implementations beside them.",
     invoke_without_command=True,
     rich_markup_mode=None,
+    epilog=printing.examples("kt bench", "kt bench limits --json"),
 )
 
 _RESULTS = Path("bench/results")
@@ -32,88 +34,88 @@ def _bench(
     context: typer.Context,
     threads: options.Threads = None,
     variant: options.Variant = None,
-    seconds: options.Seconds = 1.0,
-    shape: options.ShapeNames = "dsv3",
-    formats: options.Formats = "bf16,int8,int4,int4g",
-    tokens: options.Tokens = "1,16,256,2048",
+    seconds: bench_options.Seconds = 1.0,
+    shape: bench_options.ShapeNames = "dsv3",
+    formats: bench_options.Formats = "bf16,int8,int4,int4g",
+    tokens: bench_options.Tokens = "1,16,256,2048",
     as_json: options.AsJson = False,
-    plot: options.Plot = None,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    plot: bench_options.Plot = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """Without a subcommand: limits, then kernels."""
     if context.invoked_subcommand is None:
         _kernels(threads, variant, seconds, shape, formats, tokens, as_json, plot, save, machine)
     elif any(context.get_parameter_source(name).name == "COMMANDLINE" for name in context.params):
-        raise typer.BadParameter(f"options go behind '{context.invoked_subcommand}'", param_hint="kt bench")
+        options.reject("kt bench", t("options go behind '{command}'", command=context.invoked_subcommand))
 
 
-@app.command()
+@app.command(epilog=printing.examples("kt bench limits --variant avx2"))
 def limits(
     threads: options.Threads = None,
     variant: options.Variant = None,
-    seconds: options.Seconds = 1.0,
+    seconds: bench_options.Seconds = 1.0,
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """Read bandwidth and arithmetic peaks of this machine."""
     settings = Settings(options.variants(variant), options.check_threads(threads), seconds)
     _run(len(settings.variants), [lambda *to: kernels.measure_limits(settings, *to)], as_json, None, save, machine)
 
 
-@app.command("kernels")
+@app.command("kernels", epilog=printing.examples("kt bench kernels --shape qwen3-30b --formats int4g --tokens 1,16"))
 def _kernels(
     threads: options.Threads = None,
     variant: options.Variant = None,
-    seconds: options.Seconds = 1.0,
-    shape: options.ShapeNames = "dsv3",
-    formats: options.Formats = "bf16,int8,int4,int4g",
-    tokens: options.Tokens = "1,16,256,2048",
+    seconds: bench_options.Seconds = 1.0,
+    shape: bench_options.ShapeNames = "dsv3",
+    formats: bench_options.Formats = "bf16,int8,int4,int4g",
+    tokens: bench_options.Tokens = "1,16,256,2048",
     as_json: options.AsJson = False,
-    plot: options.Plot = None,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    plot: bench_options.Plot = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """One MoE layer: GB/s, TFLOPS, and what share of the limits that is."""
     settings = Settings(
         options.variants(variant),
         options.check_threads(threads),
         seconds,
-        options.shape_list(shape),
-        options.format_list(formats),
-        options.token_list(tokens),
+        bench_options.shape_list(shape),
+        options.format_list(formats, shapes.FORMATS),
+        bench_options.token_list(tokens),
     )
     parts = [lambda *to: kernels.measure_limits(settings, *to), lambda *to: kernels.measure_kernels(settings, *to)]
     _run(len(settings.variants) * (1 + settings.points), parts, as_json, plot, save, machine)
 
 
-@app.command("hybrid")
+@app.command("hybrid", epilog=printing.examples("kt bench hybrid --shape dsv3"))
 def _hybrid(
     threads: options.Threads = None,
     variant: options.Variant = None,
-    seconds: options.Seconds = 1.0,
-    shape: options.ShapeNames = "dsv3",
-    formats: options.Formats = "bf16,int8,int4,int4g",
-    tokens: options.Tokens = "1,16,256,2048",
+    seconds: bench_options.Seconds = 1.0,
+    shape: bench_options.ShapeNames = "dsv3",
+    formats: bench_options.Formats = "bf16,int8,int4,int4g",
+    tokens: bench_options.Tokens = "1,16,256,2048",
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """One MoE layer beside a GPU: shares of the limits, overlap, and what submit and sync cost. Needs a GPU."""
     settings = Settings(
         options.variants(variant),
         options.check_threads(threads),
         seconds,
-        options.shape_list(shape),
-        options.format_list(formats),
-        options.token_list(tokens),
+        bench_options.shape_list(shape),
+        options.format_list(formats, shapes.FORMATS),
+        bench_options.token_list(tokens),
     )
     parts = [lambda *to: hybrid.measure_hybrid(settings, *to)]
     _run(len(settings.variants) * settings.points, parts, as_json, None, save, machine)
 
 
-@app.command("peers")
+@app.command("peers", epilog=printing.examples("kt bench peers --formats int4 --tokens 1"))
 def _peers(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="For both sides (default: the best of a few, for each).")
@@ -121,63 +123,63 @@ def _peers(
     variant: Annotated[
         str | None, typer.Option("--variant", help="Instruction sets (default: avx2 and the best one).")
     ] = None,
-    seconds: options.Seconds = 2.0,
-    shape: options.ShapeNames = "dsv3",
-    formats: Annotated[str, typer.Option("--formats", help=f"Out of {','.join(_PEER_FORMATS)}.")] = "bf16,int8,int4",
-    tokens: options.Tokens = "1,16,256,2048",
+    seconds: bench_options.Seconds = 2.0,
+    shape: bench_options.ShapeNames = "dsv3",
+    formats: Annotated[
+        str, typer.Option("--formats", help=t("Out of {names}.", names=", ".join(_PEER_FORMATS)))
+    ] = "bf16,int8,int4",
+    tokens: bench_options.Tokens = "1,16,256,2048",
     peer_path: Annotated[
-        Path | None, typer.Option("--peer-path", help=f"An unpacked {wheel.RELEASED} wheel, instead of a download.")
+        Path | None,
+        typer.Option("--peer-path", help=t("An unpacked {wheel} wheel, instead of a download.", wheel=wheel.RELEASED)),
     ] = None,
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """The released kt-kernel (GGUF types: llama.cpp) and us, in turns, each with its best thread count."""
     if peer_path is not None and not (peer_path / "kt_kernel").is_dir():
-        raise typer.BadParameter(
-            f"'{peer_path}' holds no kt_kernel folder: unpack the wheel there", param_hint="--peer-path"
-        )
+        options.reject("--peer-path", t("'{path}' holds no kt_kernel folder: unpack the wheel there", path=peer_path))
     names = options.variants(variant) if variant else list(dict.fromkeys(["avx2", kt_kernel.__cpu_variant__]))
     settings = Settings(
         names,
         options.check_threads(threads),
         seconds,
-        options.shape_list(shape),
+        bench_options.shape_list(shape),
         options.format_list(formats, _PEER_FORMATS),
-        options.token_list(tokens),
+        bench_options.token_list(tokens),
     )
     parts = [lambda *to: peers.measure_peers(settings, *to, peer_path)]
     _run(len(names) * settings.points, parts, as_json, None, save, machine)
 
 
-@app.command("serve")
+@app.command("serve", epilog=printing.examples("kt bench serve --parts demo,http"))
 def _serve(
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Turns of each side.")] = 5,
     steps: Annotated[int, typer.Option("--steps", min=4, max=512, help="Tokens of each answer in a turn.")] = 48,
     parts: Annotated[
-        str, typer.Option("--parts", help="Out of demo,http,overhead,large.")
-    ] = "demo,http,overhead,large",
+        str, typer.Option("--parts", help="Out of demo,http,overhead,large,latent.")
+    ] = "demo,http,overhead,large,latent",
     layers: Annotated[
         int | None, typer.Option("--layers", min=1, max=48, help="Of the large model (default: what fits).")
     ] = None,
     memory: Annotated[float, typer.Option("--memory", min=1, help="GB for the large model.")] = 20.0,
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
-    """Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, a large model."""
+    """Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, large models."""
     names = tuple(parts.split(","))
     for name in names:
-        if name not in serve.PARTS:
-            raise typer.BadParameter(f"'{name}' is not one of {', '.join(serve.PARTS)}", param_hint="--parts")
+        options.check_one("--parts", name, serve.PARTS)
     settings = serve.ServeSettings(
         options.check_threads(threads), rounds, steps, names, layers, int(memory * 1_000_000_000)
     )
     _run(settings.points, [lambda *to: serve.measure_serve(settings, *to)], as_json, None, save, machine)
 
 
-@app.command("quality")
+@app.command("quality", epilog=printing.examples("kt bench quality --methods BF16,INT4G"))
 def _quality(
     methods: Annotated[
         str | None, typer.Option("--methods", help="Out of BF16, AMXINT8, ..., separated by commas (default: all).")
@@ -185,8 +187,8 @@ def _quality(
     tokens: Annotated[int | None, typer.Option("--tokens", min=2, help="Of the text (default: all).")] = None,
     page: Annotated[Path | None, typer.Option("--page", help="Write the table as Markdown to this file.")] = None,
     as_json: options.AsJson = False,
-    save: options.Save = False,
-    machine: options.Machine = None,
+    save: bench_options.Save = False,
+    machine: bench_options.Machine = None,
 ) -> None:
     """What each method costs the demo model in perplexity."""
     from kt_kernel.bench import quality, quality_page
@@ -194,8 +196,7 @@ def _quality(
     wanted = methods.split(",") if methods else None
     known = dict.fromkeys(case.method for case in quality.CASES)
     for name in wanted or ():
-        if name not in known:
-            raise typer.BadParameter(f"'{name}' is not one of {', '.join(known)}", param_hint="--methods")
+        options.check_one("--methods", name, known)
     cases = [case for case in quality.CASES if wanted is None or case.method in wanted]
     parts = [lambda *to: quality.measure_quality(cases, *to, tokens)]
     if page is not None:
@@ -212,11 +213,17 @@ def _run(
     machine: str | None,
 ) -> None:
     """Measures, then prints, plots and saves. Anything that keeps a figure from being taken ends with exit code 1."""
-    machine = options.machine_name(machine)
+    machine = bench_options.machine_name(machine)
     findings = Findings()
-    busy = facts.busy_share()
+    busy = system.busy_share()
     if busy > _QUIET:
-        findings.note(f"other processes used {busy:.0%} of the CPUs at the start: times and ratios suffer, peers' most")
+        share = f"{busy:.0%}"
+        findings.note(
+            t(
+                "other processes used {share} of the CPUs at the start: times and ratios suffer, peers' most",
+                share=share,
+            )
+        )
     try:
         with progress.Progress(points) as bar:
             for part in parts:
@@ -230,10 +237,10 @@ def _run(
             report.show(run)
         if plot is not None:
             roofline.plot(run, plot)
-            print(f"wrote {plot}", file=sys.stderr)
+            print(t("wrote {path}", path=plot), file=sys.stderr)
         if save:
             for path in results.save(run, _RESULTS, machine):
-                print(f"wrote {path}", file=sys.stderr)
+                print(t("wrote {path}", path=path), file=sys.stderr)
         if findings.failed:
             raise typer.Exit(1)
     except (BenchError, OSError) as error:

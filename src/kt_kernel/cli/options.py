@@ -1,31 +1,18 @@
-"""Options that several commands share: their text, and values checked into what the bench needs."""
+"""Options that several commands share: their text, and their values, checked."""
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, NoReturn
 
 import typer
 
 from kt_kernel import _core
-from kt_kernel.bench import shapes
+from kt_kernel.cli.language import t
 
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Worker threads (default: every usable CPU).")]
 Variant = Annotated[
     str | None, typer.Option("--variant", help="Instruction sets, separated by commas (default: the best one).")
 ]
-Seconds = Annotated[float, typer.Option("--seconds", min=0.01, max=600, help="Time spent on each point.")]
-ShapeNames = Annotated[
-    str, typer.Option("--shape", help=f"{', '.join(shapes.SHAPES)}, all, or E,K,H,I; several separated by spaces.")
-]
-Formats = Annotated[str, typer.Option("--formats", help=f"Out of {','.join(shapes.FORMATS)}.")]
-Tokens = Annotated[str, typer.Option("--tokens", help="Token counts, 1 to 16384, separated by commas.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of tables.")]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Write a roofline plot to this PNG.")]
-Save = Annotated[bool, typer.Option("--save", help="Merge the figures into bench/results/<machine>.json.")]
-Machine = Annotated[
-    str | None, typer.Option("--machine", help="File name for --save (default: CPU model and variant).")
-]
-
-MAX_TOKENS = 16384
 
 
 def variants(text: str | None) -> list[str | None]:
@@ -35,55 +22,40 @@ def variants(text: str | None) -> list[str | None]:
     known = {variant.name: variant for variant in _core.variants()}
     names = [name.strip().lower() for name in text.split(",")]
     for name in names:
-        if name not in known:
-            _reject("--variant", f"'{name}' is not one of {', '.join(known)}")
+        check_one("--variant", name, known)
         if not known[name].runnable:
             runs = ", ".join(n for n, v in known.items() if v.runnable)
-            _reject("--variant", f"'{name}' does not run here ({known[name].reason}); these do: {runs}")
+            reason = known[name].reason
+            message = t(
+                "'{name}' does not run here ({reason}); these do: {names}", name=name, reason=reason, names=runs
+            )
+            reject("--variant", message)
     return names
 
 
-def shape_list(text: str) -> list[shapes.Shape]:
-    if text == "all":
-        return list(shapes.SHAPES.values())
-    try:
-        found = [shapes.parse(part) for part in text.split()]
-    except ValueError as error:
-        _reject("--shape", str(error))
-    return found or _reject("--shape", f"is empty; legal: {', '.join(shapes.SHAPES)}, all, or E,K,H,I")
-
-
-def format_list(text: str, legal: tuple[str, ...] = shapes.FORMATS) -> list[str]:
+def format_list(text: str, legal: tuple[str, ...]) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in legal:
-            _reject("--formats", f"'{name}' is not one of {', '.join(legal)}")
+        check_one("--formats", name, legal)
     return names
-
-
-def token_list(text: str) -> list[int]:
-    counts = []
-    for part in text.split(","):
-        if not part.strip().isdecimal() or not 1 <= int(part) <= MAX_TOKENS:
-            _reject(
-                "--tokens", f"'{part}' is not a number from 1 to {MAX_TOKENS}; give one or several, separated by commas"
-            )
-        counts.append(int(part))
-    return counts
 
 
 def check_threads(threads: int | None) -> int | None:
     cpus = sum(len(node.cpus) for node in _core.topology().nodes)
     if threads is not None and threads > cpus:
-        _reject("--threads", f"{threads} is more than the {cpus} CPUs that this process may use; legal: 1 to {cpus}")
+        message = t(
+            "{count} is more than the {cpus} CPUs that this process may use; legal: 1 to {cpus}",
+            count=threads,
+            cpus=cpus,
+        )
+        reject("--threads", message)
     return threads
 
 
-def machine_name(name: str | None) -> str | None:
-    if name is not None and (not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith(".")):
-        _reject("--machine", f"'{name}' is not a file name; legal: letters, digits, '-', '_' and '.'")
-    return name
+def check_one(option: str, name: str, legal: Collection[str]) -> None:
+    if name not in legal:
+        reject(option, t("'{name}' is not one of {names}", name=name, names=", ".join(legal)))
 
 
-def _reject(option: str, message: str):
+def reject(option: str, message: str) -> NoReturn:
     raise typer.BadParameter(message, param_hint=option)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kt_kernel import packages
 from kt_kernel.demo.errors import DemoError
 from kt_kernel.demo.source import SHA256, Say, sha256_of, source_file
+from kt_kernel.folders import cache_folder
 
 NAME = "SmolLM2-135M-Instruct-MoE"
 # Raised when other bytes are written: what older versions made is then made again.
@@ -30,7 +30,7 @@ def demo_model(
     with `every_byte` all of it. `say` gets lines about what takes time; without it they go to stderr.
     DemoError, OSError: it could not be made; nothing half-made stays.
     """
-    path = Path(folder) if folder is not None else packages.cache_folder() / "models" / NAME
+    path = Path(folder) if folder is not None else usual_path()
     say = say or (lambda line: print(f"kt: {line}", file=sys.stderr))
     if problem(path, every_byte) is None:
         return path
@@ -44,6 +44,11 @@ def demo_model(
         say(f"making the demo model in {path} (once: {wrong})")
         _make(path, say)
     return path
+
+
+def usual_path() -> Path:
+    """Where it is, or will be, in the cache."""
+    return cache_folder() / "models" / NAME
 
 
 def problem(path: Path, every_byte: bool = False) -> str | None:

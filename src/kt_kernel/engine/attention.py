@@ -7,7 +7,6 @@ The g query heads of a key head become rows of one product, [kv_heads, g * n, d]
 query takes 0.1 ms instead of 1.8 ms (32 heads on 4, 512 keys, bf16, 2 cores of Zen 4).
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,11 +19,14 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kt_kernel.engine import latents
+from kt_kernel.engine.rows import current_rows
+
 NAME = "kt"
 
 # Rows of a block of grouped queries: a mask of 1,024 rows over 32,768 keys is 32 MB, and larger blocks are no faster.
 BLOCK_ROWS = 1024
-# Scores of a block where they are written down (sinks, softcap, values narrower than keys): 64 MB in f32.
+# Scores of a block where they are written down (sinks, softcap, values deeper than keys): 64 MB in f32.
 BLOCK_SCORES = 1 << 24
 
 # A larger mask costs nothing beside the attention over it, and those of all blocks would take 0.5 GB at 32,768 keys.
@@ -36,22 +38,6 @@ _HARMLESS = frozenset(
     {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_keep", "num_items_in_batch", "return_dict"}
     | {"output_attentions", "output_hidden_states", "output_router_logits"}
 )
-
-_step = threading.local()
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What one forward computes: row i is n_tokens tokens of slot slots[i], the first at positions[i]."""
-
-    slots: tuple[int, ...]
-    positions: tuple[int, ...]
-    n_tokens: int
-
-
-def set_rows(rows: Rows | None) -> None:
-    """For the forward that this thread makes next."""
-    _step.rows = rows
 
 
 @dataclass
@@ -117,22 +103,29 @@ def attend(
     is_causal: bool | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """query [rows, heads, n, d]; key and value of one row [1, kv_heads, length, d], of more [slots, .., max_len, d]."""
+    """query [rows, heads, n, d]; key and value of one row [1, kv_heads, length, d], of more [slots, .., max_len, d].
+
+    Latents may come unexpanded.
+    """
     if unknown := [name for name, given in others.items() if given is not None and name not in _HARMLESS]:
         raise ValueError(f"attention 'kt' does not know {', '.join(unknown)}")
     if is_causal is False:
         raise ValueError("attention 'kt' is for layers that see nothing behind a token")
-    rows: Rows | None = getattr(_step, "rows", None)
+    rows = current_rows()
     if rows is None or len(rows.slots) != len(query) or rows.n_tokens != query.shape[2]:
         raise ValueError("attention 'kt' was called outside of a step of the engine")
     pattern = _pattern_of(attention_mask, sliding_window)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    heads = latents.Heads.of(module) if latents.are_kept(module) else None
+    if heads is not None:
+        query = heads.absorb(query)
+        key = value = latents.joined(key, value)
     shape = (len(query), rows.n_tokens, query.shape[1], value.shape[-1])
     out = torch.empty(shape, dtype=query.dtype, device=query.device)
     for row, (slot, position) in enumerate(zip(rows.slots, rows.positions, strict=True)):
         at = 0 if len(query) == 1 else slot
         _attend_row(query[row], key[at], value[at], position, pattern, scale, s_aux, softcap, out[row])
-    return out, None
+    return (out if heads is None else heads.expand(out[..., : heads.rank])), None
 
 
 def _attend_row(query, key, value, position, pattern, scale, sinks, softcap, out) -> None:
@@ -140,7 +133,10 @@ def _attend_row(query, key, value, position, pattern, scale, sinks, softcap, out
     heads, n, depth = query.shape
     kv_heads = len(key)
     groups = heads // kv_heads
-    fused = sinks is None and softcap is None and value.shape[-1] == depth
+    value_depth = value.shape[-1]
+    fused = sinks is None and softcap is None and value_depth <= depth
+    if fused and value_depth < depth:  # of MLA: torch's fused attention wants values as deep as keys
+        value = F.pad(value, (0, depth - value_depth))
     rows = BLOCK_ROWS // groups if fused else BLOCK_SCORES // (heads * (position + n))
     rows = max(1, min(rows, n))
     for first in range(0, n, rows):
@@ -153,7 +149,7 @@ def _attend_row(query, key, value, position, pattern, scale, sinks, softcap, out
             block = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
         else:
             block = _explicit(q, k, v, seen, scale, sinks, softcap)
-        out[first:last] = block.view(heads, last - first, -1).transpose(0, 1)
+        out[first:last] = block.view(heads, last - first, -1)[..., :value_depth].transpose(0, 1)
 
 
 def _explicit(q, k, v, seen, scale, sinks, softcap) -> torch.Tensor:

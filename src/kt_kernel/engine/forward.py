@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from kt_kernel.engine import attention
+from kt_kernel.engine.latents import keep_latents
 from kt_kernel.engine.sizes import MIN_CONTEXT
 from kt_kernel.engine.slots import SlotCache
 
@@ -54,9 +55,11 @@ class SlotForward:
 
     def __init__(self, model: PreTrainedModel, slots: int, context: int):
         model.set_attn_implementation(attention.NAME)
+        keep_latents(model)
         self.model = model
+        self._agreed: Decode | None = None
+        self._native: Decode | None = None  # the one that decodes
         self.decoder = "transformers"
-        self._native: Decode | None = None
         self.resize(slots, context)
 
     def resize(self, slots: int, context: int) -> None:
@@ -112,9 +115,15 @@ class SlotForward:
         except Exception as error:
             reason = f"the native decoder failed: {error}"
         if reason is None:
-            self._native, self.decoder = native, "native"
+            self._agreed = native
+            self.decode_by(True)
         else:
             log.info("decode stays with transformers: %s", reason)
+
+    def decode_by(self, native: bool) -> None:
+        """Whether the native decoder that has been agreed on decodes from now on, if there is one; for measurements."""
+        self._native = self._agreed if native else None
+        self.decoder = "transformers" if self._native is None else "native"
 
     def _probe_decode(self, native: Decode | None) -> torch.Tensor:
         """Logits of the second half of a short text, in slots whose lengths differ."""

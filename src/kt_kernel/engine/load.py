@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 # Of a request that runs alone, whose chunks bound nothing but memory and the time until a cancel is seen.
 ALONE_CHUNK = 512
 UNKNOWN_CONTEXT = 8192  # of models whose config does not tell
+# Types that transformers knows by another name. What comes with such a model is code for older versions of it.
+OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
+RENAMED = "kt_renamed"  # of a config that the folder has under another type
 
 
 def open_engine(
@@ -30,7 +34,9 @@ def open_engine(
     slots: int | None = None,
     context: int | None = None,
     threads: int | None = None,
+    numa_nodes: Sequence[int] | None = None,
     method: str = "auto",
+    weight_path: "str | os.PathLike[str] | None" = None,
     linears: str | None = "auto",
     max_queue: int = 256,
     stall_ms: float = 200.0,
@@ -45,7 +51,9 @@ def open_engine(
         slots: requests that run at once; None = what memory allows, up to 16.
         context: tokens of a request, prompt and answer; None = what memory and the model allow.
         threads: of our pool and of torch; None = one for each physical core.
+        numa_nodes: where those of our pool are; None = on all nodes.
         method: of the experts, as of KTConfig.
+        weight_path: where the experts are, if not with the rest of the model.
         linears: the format of all others on our kernels: bf16, int8, int4 or int4g; "auto" = bf16 where that is faster
             than torch, None = torch's, where decode stays with transformers and may depend on what else runs.
         max_queue: requests that may wait for a slot.
@@ -59,18 +67,18 @@ def open_engine(
     _check_chunk(chunk_tokens)
 
     import torch
-    from transformers import AutoConfig
 
     from kt_kernel.engine.engine import SlotEngine
     from kt_kernel.engine.sizes import check_sizes
     from kt_kernel.engine.text import end_tokens, open_text
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = _read_config(path, trust_remote_code)
     check_sizes(slots, context, _model_context(config))
     torch.set_num_threads(threads or _physical_cores())
     text = open_text(path, trust_remote_code)
-    model = _load_model(path, config, method, threads, trust_remote_code)
-    packed = _pack_linears(model, linears, threads)
+    experts = {"method": method, "weight_path": weight_path, "threads": threads, "numa_nodes": numa_nodes}
+    model = _load_model(path, config, experts, trust_remote_code)
+    packed = _pack_linears(model, linears, threads, numa_nodes)
     forward = _sized_forward(model, slots, context)
     return SlotEngine(
         name or path.resolve().name,
@@ -99,9 +107,21 @@ def _check_chunk(chunk_tokens: int | None) -> None:
 
 
 def _physical_cores() -> int:
-    from kt_kernel.bench.machine import physical_cores
+    from kt_kernel.machine.system import physical_cores
 
     return physical_cores()
+
+
+def _read_config(path: Path, trust_remote_code: bool) -> "PreTrainedConfig":
+    from transformers import AutoConfig, PreTrainedConfig
+
+    given, _ = PreTrainedConfig.get_config_dict(path)
+    known = OTHER_NAMES.get(given.get("model_type"))
+    if known is None:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    log.info("%s is %s for transformers", given["model_type"], known)
+    others = {name: value for name, value in given.items() if name not in ("model_type", "auto_map", "architectures")}
+    return AutoConfig.for_model(known, **others, **{RENAMED: True})
 
 
 def _model_context(config: "PreTrainedConfig") -> int:
@@ -109,8 +129,9 @@ def _model_context(config: "PreTrainedConfig") -> int:
 
 
 def _load_model(
-    path: Path, config: "PreTrainedConfig", method: str, threads: int | None, trust_remote_code: bool
+    path: Path, config: "PreTrainedConfig", experts: dict[str, object], trust_remote_code: bool
 ) -> "PreTrainedModel":
+    """`experts`: arguments of KTConfig."""
     import torch
 
     from kt_kernel.hf import KTConfig
@@ -120,9 +141,9 @@ def _load_model(
     auto_class = _auto_class(config)
     with torch.device("meta"):
         skeleton = auto_class.from_config(config, trust_remote_code=trust_remote_code)
-    plugin = {}
+    plugin = {"config": config} if getattr(config, RENAMED, False) else {}
     if list(find_experts(skeleton)):
-        plugin["quantization_config"] = KTConfig(method=method, threads=threads)
+        plugin["quantization_config"] = KTConfig(**experts)
     else:
         log.info("%s has no experts: transformers computes all of it", config.model_type)
     model = auto_class.from_pretrained(path, dtype=torch.bfloat16, trust_remote_code=trust_remote_code, **plugin)
@@ -142,7 +163,9 @@ def _auto_class(config: "PreTrainedConfig") -> type:
     raise ValueError(f"{config.model_type} is no model that generates text, as far as transformers knows")
 
 
-def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | None) -> bool:
+def _pack_linears(
+    model: "PreTrainedModel", linears: str | None, threads: int | None, numa_nodes: Sequence[int] | None
+) -> bool:
     """Whether they were; the native decoder takes nothing else."""
     from kt_kernel import __cpu_variant__
     from kt_kernel.hf.linear import KTLinear, preferred_format, replace_linears
@@ -152,7 +175,7 @@ def _pack_linears(model: "PreTrainedModel", linears: str | None, threads: int | 
     if weight_format is None or model.device.type != "cpu":
         log.info("linears are computed by torch")
         return False
-    count = replace_linears(model, weight_format, runtime_for(plan_pool(threads, None, None)))
+    count = replace_linears(model, weight_format, runtime_for(plan_pool(threads, None, numa_nodes)))
     log.info("%d linears in %s", count, weight_format)
     head = model.get_output_embeddings()
     if isinstance(head, KTLinear):
@@ -182,9 +205,9 @@ def _sized_forward(model: "PreTrainedModel", slots: int | None, context: int | N
     """Tried with a small cache first: only the model's own keys tell how large a token's are."""
     import torch
 
-    from kt_kernel.bench.machine import available_bytes
     from kt_kernel.engine.forward import PROBE_TOKENS, SlotForward, open_forward
     from kt_kernel.engine.sizes import choose_sizes
+    from kt_kernel.machine.system import available_bytes
 
     model_context = _model_context(model.config)
     with torch.inference_mode():

@@ -6,7 +6,7 @@ packed experts and linears of the model's own modules, its embedding, and the ke
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 import kt_kernel
 from kt_kernel import _core, runtime
+from kt_kernel.engine.latents import Heads
 from kt_kernel.hf.linear import KTLinear, linears_of, preferred_format, replace_linears
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int], Sequence[int], Sequence[int]], torch.Tensor]
 
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
+_LATENT = {"q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "o_proj"}
+_LATENT |= {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 # Of configs: what changes the numbers and is not read here. A model that sets one decodes with transformers.
 _UNKNOWN = ("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv")
@@ -40,18 +43,26 @@ class Family:
     correction: str | None = None  # where e_score_correction_bias is: in the router or in the block
     shared: str | None = None  # an MLP beside the experts
     scalar: str | None = None  # its gate
+    group_best: int | None = None  # experts are in groups, each as good as so many of its best; weights are scaled
+    pairs: str | None = "halves"  # of rotary embeddings; None: "gathered" or "halves", as rope_interleave says
     windows: str = "none"  # "all": sliding_window is of every layer; "types": of those that layer_types names
-    multipliers: bool = False  # embedding, residual and logits are scaled
+    multipliers: str | None = None  # embedding, residual and logits are scaled, as "granite" or "minicpm" name it
 
 
 _DENSE = Family(windows="types")
+_GROUPED = Family(kind="sigmoid", renormalise=None, correction="router", shared="shared_experts", group_best=2)
+_LATENTS = replace(_GROUPED, pairs=None)
 FAMILIES = {
-    "dots1": Family(kind="sigmoid", renormalise=None, correction="router", shared="shared_experts", windows="types"),
-    "glm4_moe": Family(kind="sigmoid", renormalise=None, correction="router", shared="shared_experts"),
+    "deepseek_v2": Family(renormalise=False, shared="shared_experts", group_best=1, pairs="neighbours"),
+    "deepseek_v3": _LATENTS,
+    "dots1": replace(_GROUPED, windows="types"),
+    "glm4_moe": _GROUPED,
+    "glm4_moe_lite": _LATENTS,
     "gpt_oss": Family(router="router", windows="types"),
-    "granitemoe": Family(ffn="block_sparse_moe", router="router", multipliers=True),
+    "granitemoe": Family(ffn="block_sparse_moe", router="router", multipliers="granite"),
     "llama": Family(),
     "minimax_m2": Family(kind="sigmoid", correction="block"),
+    "minicpm3": Family(multipliers="minicpm"),
     "mistral": Family(windows="all"),
     "mixtral": Family(windows="all"),
     "olmoe": Family(renormalise=None),
@@ -59,6 +70,7 @@ FAMILIES = {
     "qwen2_moe": Family(renormalise=None, shared="shared_expert", scalar="shared_expert_gate", windows="types"),
     "qwen3": _DENSE,
     "qwen3_moe": Family(renormalise=None, windows="all"),
+    "youtu": Family(pairs=None),
 }
 
 
@@ -128,7 +140,10 @@ class RopeTables:
 
     def _tables(self, first: int, last: int) -> list[torch.Tensor]:
         """Rounded to the model's dtype, as those that turned the keys of prompts."""
-        return [table[0].float() for table in self._rotary(self._like, torch.arange(first, last)[None])]
+        tables = self._rotary(self._like, torch.arange(first, last)[None])
+        if isinstance(tables, torch.Tensor):  # DeepSeek V2: cos + i sin
+            tables = (tables.real, tables.imag)
+        return [table[0].float() for table in tables]
 
 
 @dataclass
@@ -137,6 +152,7 @@ class Block:
     ffn: nn.Module
     norms: tuple[torch.Tensor, torch.Tensor]
     window: int
+    heads: Heads | None = None  # of latent attention
     experts: _core.MoELayer | None = None
     router: _core.Linear | None = None
     correction: torch.Tensor | None = None
@@ -243,10 +259,14 @@ def _window(parts: Parts, layer: int) -> int:
 
 def _block(parts: Parts, layer: nn.Module, index: int) -> Block:
     _only(layer, {"self_attn", parts.family.ffn, "input_layernorm", "post_attention_layernorm"}, "a layer")
-    _only(layer.self_attn, _ATTENTION, "the attention")
+    is_latent = hasattr(layer.self_attn, "kv_b_proj")
+    _only(layer.self_attn, _LATENT if is_latent else _ATTENTION, "the attention")
     ffn = getattr(layer, parts.family.ffn)
     norms = (_norm(layer.input_layernorm, parts.config), _norm(layer.post_attention_layernorm, parts.config))
     block = Block(layer.self_attn, ffn, norms, _window(parts, index))
+    if is_latent:
+        _linear(layer.self_attn, "kv_b_proj")
+        block.heads = Heads.of(layer.self_attn)
     if hasattr(ffn, "experts"):
         _take_experts(parts, block, index)
     else:
@@ -289,8 +309,18 @@ def _take_experts(parts: Parts, block: Block, index: int) -> None:
         block.scalar = _linear(ffn, family.scalar)
 
 
+def _multipliers(parts: Parts) -> dict[str, float]:
+    config, names = parts.config, parts.family.multipliers
+    if names is None:
+        return {}
+    if names == "granite":
+        embedding, residual = config.embedding_multiplier, config.residual_multiplier
+    else:
+        embedding, residual = config.scale_emb, config.scale_depth / config.num_hidden_layers**0.5
+    return {"embedding_scale": embedding, "residual_scale": residual, "logits_scale": 1 / config.logits_scaling}
+
+
 def _make_decoder(parts: Parts, cache: "SlotCache", rope: RopeTables) -> _core.Decoder:
-    config, scaled = parts.config, parts.family.multipliers
     spec = _core.DecoderSpec(
         hidden=parts.embedding.shape[1],
         vocabulary=parts.vocabulary,
@@ -301,13 +331,12 @@ def _make_decoder(parts: Parts, cache: "SlotCache", rope: RopeTables) -> _core.D
         embedding=parts.embedding.data_ptr(),
         final_norm=parts.final_norm,
         head=parts.head.kt_linear,
-        embedding_scale=config.embedding_multiplier if scaled else 1.0,
-        residual_scale=config.residual_multiplier if scaled else 1.0,
-        logits_scale=1 / config.logits_scaling if scaled else 1.0,
+        **_multipliers(parts),
     )
     for index, block in enumerate(parts.blocks):
         spec.add_block(attention_norm=block.norms[0], ffn_norm=block.norms[1])
-        _add_attention(spec, parts, block, cache.keys[index], cache.values[index], rope)
+        add = _add_attention if block.heads is None else _add_latent_attention
+        add(spec, parts, block, cache.keys[index], cache.values[index], rope)
         if block.shared is not None:
             linears = {name: _linear(block.shared, f"{name}_proj").kt_linear for name in ("gate", "up", "down")}
             spec.set_mlp(**linears, scalar=block.scalar and block.scalar.kt_linear)
@@ -338,11 +367,50 @@ def _add_attention(
         rotary=rope.rotary,
         **floats,
     )
+    _add_memory(spec, rope, keys, values)
+
+
+def _add_latent_attention(
+    spec: _core.DecoderSpec, parts: Parts, block: Block, keys: torch.Tensor, values: torch.Tensor, rope: RopeTables
+) -> None:
+    attention, heads = block.attention, block.heads
+    behind = keys.data_ptr() + heads.rank * keys.element_size()
+    if (keys.dtype, keys.shape[1], keys.shape[3]) != (torch.bfloat16, 1, heads.rank) or values.data_ptr() != behind:
+        raise ValueError(
+            f"keys {keys.dtype} {list(keys.shape)} and values {list(values.shape)} are not latents of "
+            f"{heads.rank} elements in bf16 with turned keys behind them"
+        )
+    linears = {"q": "q_proj"} if attention.q_lora_rank is None else {"q_a": "q_a_proj", "q": "q_b_proj"}
+    linears |= {"kv_a": "kv_a_proj_with_mqa", "o": "o_proj"}
+    norms = {"kv_norm": attention.kv_a_layernorm}
+    if attention.q_lora_rank is not None:
+        norms["q_norm"] = attention.q_a_layernorm
+    if len(eps := {norm.variance_epsilon for norm in norms.values()}) > 1:
+        raise UnknownError(f"the native decoder does not know latents with norms of different eps, {sorted(eps)}")
+    pairs = parts.family.pairs or ("gathered" if parts.config.rope_interleave else "halves")
+    spec.set_latent_attention(
+        **{name: _linear(attention, linear).kt_linear for name, linear in linears.items()},
+        **{name: _norm(norm, parts.config) for name, norm in norms.items()},
+        k_up=heads.k_up,
+        v_up=heads.v_up,
+        heads=heads.heads,
+        rank=heads.rank,
+        nope=heads.nope,
+        value_dim=heads.value_dim,
+        eps=eps.pop(),
+        scale=attention.scaling,
+        rotary=rope.rotary,
+        pairs=pairs,
+    )
+    _add_memory(spec, rope, keys, None)
+
+
+def _add_memory(spec: _core.DecoderSpec, rope: RopeTables, keys: torch.Tensor, values: torch.Tensor | None) -> None:
     spec.set_memory(
         cos=rope.cos.data_ptr(),
         sin=rope.sin.data_ptr(),
         keys=keys.data_ptr(),
-        values=values.data_ptr(),
+        values=0 if values is None else values.data_ptr(),
         slot_pitch=keys.stride(0),
         head_pitch=keys.stride(1),
         position_pitch=keys.stride(2),
@@ -353,12 +421,11 @@ def _add_experts(spec: _core.DecoderSpec, parts: Parts, block: Block) -> None:
     config, family = parts.config, parts.family
     renormalise = config.norm_topk_prob if family.renormalise is None else family.renormalise
     routing = {}
-    if family.correction == "router":
-        routing = {
-            "scale": config.routed_scaling_factor,
-            "groups": config.n_group or 1,
-            "top_groups": config.topk_group or 1,
-        }
+    if family.group_best:
+        routing = {"scale": config.routed_scaling_factor, "group_best": family.group_best}
+        # DeepSeek V2 has groups and may not use them.
+        if family.group_best == 2 or config.topk_method != "greedy":
+            routing |= {"groups": config.n_group or 1, "top_groups": config.topk_group or 1}
     spec.set_experts(
         experts=block.experts,
         router=block.router,

@@ -15,7 +15,7 @@ def pin_frequencies(model: nn.Module, context: int) -> int:
     modules = [module for module in model.modules() if _depends_on_length(module)]
     for module in modules:
         module.register_forward_pre_hook(lambda _, args, kwargs: _with_last(args, kwargs, context), with_kwargs=True)
-        module.register_forward_hook(lambda _, args, output: tuple(table[..., :-1, :] for table in output))
+        module.register_forward_hook(lambda _, args, output: _without_last(output))
     return len(modules)
 
 
@@ -23,6 +23,13 @@ def _depends_on_length(module: nn.Module) -> bool:
     kinds = getattr(module, "rope_type", None)
     kinds = kinds.values() if isinstance(kinds, dict) else [kinds]
     return any(isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind) for kind in kinds)
+
+
+def _without_last(tables: "tuple[torch.Tensor, ...] | torch.Tensor") -> "tuple[torch.Tensor, ...] | torch.Tensor":
+    """cos and sin, or both as one complex table."""
+    if isinstance(tables, torch.Tensor):
+        return tables[..., :-1, :]
+    return tuple(table[..., :-1, :] for table in tables)
 
 
 def _with_last(args: tuple, kwargs: dict, context: int) -> tuple[tuple, dict]:

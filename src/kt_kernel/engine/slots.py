@@ -1,7 +1,10 @@
 """Keys and values of all requests: for each layer two tensors [slots, kv_heads, max_len, depth].
 
 They are made from the first keys that the model hands over, so that GQA, MLA and layers of different depth fit alike.
-Memory is only reserved then: pages are taken when tokens are written to them, so a short request costs what it uses.
+Of MLA transformers hands over latents as keys and turned keys as values, both of one head: 576 numbers of a token
+instead of the tens of thousands that they expand to. Such a value lies behind its key, so that both are read as one
+row. Memory is only reserved then: pages are taken when tokens are written to them, so a short request costs
+what it uses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from transformers.cache_utils import Cache
 
-from kt_kernel.engine.attention import Rows, set_rows
+from kt_kernel.engine.rows import Rows, set_rows
 
 
 class SlotCache(Cache):
@@ -64,8 +67,9 @@ class SlotCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._rows is None:
             raise ValueError("keys of slots change in a step of the engine only")
-        keys = self._buffer(self.keys, layer_idx, key_states)
-        values = self._buffer(self.values, layer_idx, value_states)
+        if layer_idx not in self.keys:
+            self.keys[layer_idx], self.values[layer_idx] = self._buffers(key_states, value_states)
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
         rows = self._rows
         if len(rows.slots) == 1:
             slot, first = rows.slots[0], rows.positions[0]
@@ -80,11 +84,14 @@ class SlotCache(Cache):
         values[slots, :, positions] = value_states.transpose(1, 2)
         return keys, values
 
-    def _buffer(self, buffers: dict[int, torch.Tensor], layer: int, states: torch.Tensor) -> torch.Tensor:
-        if layer not in buffers:
-            shape = (self.slots, states.shape[1], self.max_len, states.shape[3])
-            buffers[layer] = torch.empty(shape, dtype=states.dtype, device=states.device)
-        return buffers[layer]
+    def _buffers(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def buffer(depth: int) -> torch.Tensor:
+            shape = (self.slots, keys.shape[1], self.max_len, depth)
+            return torch.empty(shape, dtype=keys.dtype, device=keys.device)
+
+        depths = keys.shape[3], values.shape[3]
+        are_latents = keys.shape[1] == 1 and depths[0] != depths[1]
+        return buffer(sum(depths)).split(depths, -1) if are_latents else tuple(map(buffer, depths))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Of one slot; of several, whose lengths differ, none: their positions are given to the forward."""

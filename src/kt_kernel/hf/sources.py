@@ -7,6 +7,7 @@ transformers  stays with transformers: our kernels do not compute it
 """
 
 import logging
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -115,7 +116,9 @@ def _mismatch(found: ExpertsModule, experts: CheckpointExperts) -> str | None:
 def _misnamed(found: ExpertsModule, experts: CheckpointExperts, keys: KeyMap) -> str | None:
     _, tensor = experts.stored_as()
     target, converter = keys.target(_as_unquantised(tensor))
-    if target != f"{found.name}.{found.first}":
+    # Experts by themselves, as llmcompressor saves those of every family: transformers does not know all, we do.
+    by_itself = converter is None and re.fullmatch(rf"{re.escape(found.name)}\.\d+\.\w+\.weight", target)
+    if not by_itself and target != f"{found.name}.{found.first}":
         return f"{tensor!r} belongs to {target!r}"
     operations = [] if converter is None else converter.operations
     if others := [type(op).__name__ for op in operations if not isinstance(op, _REPRODUCED)]:

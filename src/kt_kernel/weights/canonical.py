@@ -99,7 +99,11 @@ class CanonicalExperts:
     def load(self, layer: "_core.MoELayer", slot: int, expert: int) -> None:
         layer.load_codes(slot, *([self.coded(projection, expert)] for projection in PROJECTIONS))
         if self.biases:
-            layer.load_biases(slot, *(self._bias(projection, expert) for projection in PROJECTIONS))
+            layer.load_biases(slot, *self.bias_vectors(expert))
+
+    def bias_vectors(self, expert: int) -> list[np.ndarray]:
+        """f32 gate, up and down, of experts that have biases."""
+        return [self._bias(projection, expert) for projection in PROJECTIONS]
 
     def _bias(self, projection: str, expert: int) -> np.ndarray:
         bias = bias_of(self._sizes.shape(projection)[0])

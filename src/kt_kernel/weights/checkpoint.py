@@ -67,6 +67,7 @@ _W132 = ("w1", "w3", "w2")
 SCHEMES = (
     _each("mlp.experts", _PROJ),  # Qwen2/3-MoE, Qwen3-Next, DeepSeek, GLM-4.x, OLMoE, Kimi, Ernie, Hunyuan, dots
     _each("block_sparse_moe.experts", _W132),  # Mixtral, Phi-3.5-MoE, MiniMax
+    _each("block_sparse_moe.experts", _PROJ),  # what llmcompressor makes of Mixtral
     _joined("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),  # Qwen3.5; turned: Qwen3-VL
     _joined("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),  # turned: Llama 4
     _joined("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),  # Granite

@@ -68,7 +68,7 @@ def model_config(path: str | os.PathLike[str]) -> ModelConfig:
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist; the folder of a model has a config.json")
     whole = parse_json(file, file.read_bytes())
-    fields = _text_fields(whole)
+    fields = text_fields(whole)
     sizes = {ours: _size(file, fields, ours) for ours in FIELD_NAMES}
     if sizes["num_experts_per_tok"] > sizes["num_experts"]:
         raise ValueError(
@@ -90,7 +90,7 @@ def _config_beside(path: Path) -> Path:
 def _read_beside(path: Path) -> tuple[Path, dict]:
     """config.json of the folder that weights are in, and what it says about text; nothing if it is not there."""
     file = _config_beside(path)
-    return file, _text_fields(parse_json(file, file.read_bytes())) if file.exists() else {}
+    return file, text_fields(parse_json(file, file.read_bytes())) if file.exists() else {}
 
 
 def model_type_beside(path: Path) -> str | None:
@@ -101,7 +101,7 @@ def checkpoint_format_beside(path: Path) -> str | None:
     """What quantization_config says about how codes are stored: "gptq" or "gptq_v2"."""
     file = _config_beside(path)
     whole = parse_json(file, file.read_bytes()) if file.exists() else {}
-    for fields in (whole, _text_fields(whole)):
+    for fields in (whole, text_fields(whole)):
         if isinstance(said := fields.get("quantization_config"), dict):
             return said.get("checkpoint_format")
     return None
@@ -124,7 +124,7 @@ def _activation(file: Path, fields: dict) -> tuple[str, float, float]:
     return name, limit or SWIGLUOAI_LIMIT, alpha or SWIGLUOAI_ALPHA
 
 
-def _text_fields(fields: dict) -> dict:
+def text_fields(fields: dict) -> dict:
     for name in _NESTED:
         if isinstance(fields.get(name), dict):
             fields = fields[name]

@@ -145,7 +145,11 @@ class GgufExperts:
         except ValueError as error:
             raise ValueError(self._name_tensor(str(error), expert)) from None
         if self.biases:
-            layer.load_biases(slot, *(self._bias(projection, expert) for projection in PROJECTIONS))
+            layer.load_biases(slot, *self.bias_vectors(expert))
+
+    def bias_vectors(self, expert: int) -> list[np.ndarray]:
+        """f32 gate, up and down, of experts that have biases."""
+        return [self._bias(projection, expert) for projection in PROJECTIONS]
 
     def _name_tensor(self, message: str, expert: int) -> str:
         """A message of the core with file and tensor."""

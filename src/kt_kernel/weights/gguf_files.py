@@ -83,6 +83,11 @@ def _is_model(header: GgufHeader) -> bool:
     return fields.get("general.type", "model") == "model" and fields.get("general.architecture") != "clip"
 
 
+def models_in(folder: Path) -> list[Path]:
+    """The file of each model, or its first part that is there. Projectors and the like are not told apart."""
+    return [files[min(files)] for files in _models_in(folder).values()]
+
+
 def find_files(path: Path) -> list[Path]:
     """The files of the model at `path`, in order."""
     if not path.is_dir():

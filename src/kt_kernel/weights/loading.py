@@ -47,7 +47,7 @@ def load_layer(
     """
     _check_format(layer, method)
     kind, source = locate(Path(path), layer_idx, method)
-    with _open_experts(kind, source, layer_idx, layer.format, Sizes.of(layer)) as experts:
+    with open_experts(kind, source, layer_idx, layer.format, Sizes.of(layer)) as experts:
         _check_biases(layer, experts)
         if isinstance(experts, ReleasedExperts):
             check_layout(experts.where, method)
@@ -159,7 +159,8 @@ def _check_biases(layer: "_core.MoELayer", experts: Experts) -> None:
         raise ValueError(f"{experts.where}: the experts have no biases, which this layer needs: it has biases=True")
 
 
-def _open_experts(kind: Kind, source: Source, layer_idx: int, weight_format: str, sizes: Sizes) -> Experts:
+def open_experts(kind: Kind, source: Source, layer_idx: int, weight_format: str, sizes: Sizes) -> Experts:
+    """What `locate` found, for a layer of this format. A context manager."""
     if kind is Kind.GGUF:
         return GgufExperts(source, layer_idx, sizes, weight_format)
     if kind is Kind.TREE:

@@ -1,0 +1,1 @@
+"""A chat with an OpenAI-compatible server in the terminal, behind ``kt chat``."""

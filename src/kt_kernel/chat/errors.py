@@ -1,0 +1,5 @@
+from kt_kernel.errors import UserError
+
+
+class ChatError(UserError):
+    """Ends an answer or the chat."""

@@ -1,0 +1,47 @@
+TEXTS = {
+    "Show and change settings.": "查看和修改设置。",
+    "As in server.port.": "例如 server.port。",
+    "JSON on stdout instead of text.": "在标准输出打印 JSON，而不是文本。",
+    "One setting (default: all).": "一项设置（默认：全部）。",
+    "Show settings and what they mean.": "显示设置及其含义。",
+    "Print the value of a setting, and nothing else.": "只打印一项设置的值。",
+    "Lists as in a,b; 'auto' where kt may choose.": "列表写成 a,b；由 kt 选择时写 auto。",
+    "Set a setting.": "修改一项设置。",
+    "Do not ask.": "不询问。",
+    "Go back to the default, of one setting or of all.": "把一项或全部设置恢复为默认值。",
+    "Print where the settings are kept.": "显示设置文件的位置。",
+    "all settings would go: name one, or add --yes": "这会清除全部设置：请指定一项，或加上 --yes",
+    "Set all settings back?": "恢复全部设置？",
+    "set": "已设置",
+    "Language of kt; auto is that of the system.": "kt 的语言；auto 表示跟随系统。",
+    "Colours on a terminal.": "在终端中使用颜色。",
+    "Folders with models; downloads go into the first (default: kt's own).": (
+        "存放模型的目录；下载到第一个（默认：kt 自己的目录）。"
+    ),
+    "Where kt quant writes (default: beside the model).": "kt quant 的输出目录（默认：模型旁边）。",
+    "Where servers listen, and where kt chat looks for one.": "服务器监听的地址，kt chat 也在此处寻找服务器。",
+    "Port of servers.": "服务器的端口。",
+    "GPUs that share a model.": "共同运行一个模型的 GPU 数。",
+    "Threads for experts.": "计算专家的线程数。",
+    "NUMA nodes that hold experts.": "存放专家的 NUMA 节点数。",
+    "Experts of each layer on the GPU.": "每层放在 GPU 上的专家数。",
+    "Method of the experts.": "专家的量化方法。",
+    "Prompts of this many tokens have their experts computed on the GPU.": (
+        "提示达到这么多 token 时，专家在 GPU 上计算。"
+    ),
+    "SGLang's attention.": "SGLang 的注意力后端。",
+    "Tokens of all requests together.": "所有请求的 token 总数。",
+    "Requests at once.": "同时处理的请求数。",
+    "Tokens of a piece of a prompt.": "提示分块的 token 数。",
+    "Share of the GPU's memory for weights and KV cache.": "权重和 KV 缓存占用的显存比例。",
+    "Seconds after which SGLang gives up a step.": "SGLang 放弃一步计算前等待的秒数。",
+    "What clients call the model.": "客户端使用的模型名称。",
+    "Keep shared experts apart from the others.": "不把共享专家与其他专家合并。",
+    "Environment of SGLang.": "SGLang 的环境变量。",
+    "Address of a mirror of huggingface.co, as in https://hf-mirror.com.": (
+        "huggingface.co 镜像的地址，例如 https://hf-mirror.com。"
+    ),
+    "Compare what was downloaded with the hub's checksums.": "用 hub 的校验和检查下载的文件。",
+    "Environment of every server, before that of inference.env.": "所有服务器的环境变量，先于 inference.env。",
+    "Options that SGLang gets as they are.": "原样传给 SGLang 的选项。",
+}

@@ -1,0 +1,1 @@
+"""What this machine is (``facts``) and what it can do (``probe``)."""

@@ -1,0 +1,1 @@
+"""Which models there are: known ones, those that a user added, and how a name finds them."""
