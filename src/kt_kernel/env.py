@@ -25,6 +25,11 @@ def weight_store() -> str | None:
     return os.environ.get("KT_KERNEL_WEIGHT_STORE", "").strip() or None
 
 
+def record_experts() -> str | None:
+    """KT_KERNEL_RECORD_EXPERTS: the .pt file that gets how often prompts used each expert; unset for none."""
+    return os.environ.get("KT_KERNEL_RECORD_EXPERTS", "").strip() or None
+
+
 def api_key() -> str | None:
     """KT_KERNEL_API_KEY: the key that ``kt run`` asks clients for; unset for none."""
     return os.environ.get("KT_KERNEL_API_KEY", "").strip() or None

@@ -4,17 +4,55 @@ A ``.pt`` file of torch.save, read with weights_only: a dict with "logical_count
 floats [steps, layers, experts], or [layers, experts]. SGLang's recorder of expert distributions writes such files.
 """
 
+import atexit
+import functools
 import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kt_kernel import env
 from kt_kernel.weights.whole_file import WholeFile
 
 if TYPE_CHECKING:
     import torch
 
 KEY = "logical_count"
+
+
+class ExpertCounter:
+    """Counts how often experts are used, layer by layer, and writes it when the process ends."""
+
+    def __init__(self, path: "str | os.PathLike[str]"):
+        self.path = Path(path)
+        self._uses: dict[int, torch.Tensor] = {}
+        atexit.register(self.save)
+
+    def add(self, layer: int, expert_ids: "torch.Tensor", num_experts: int) -> None:
+        import torch
+
+        ids = expert_ids.detach().reshape(-1).to(device="cpu", dtype=torch.int64)
+        uses = torch.bincount(ids[(ids >= 0) & (ids < num_experts)], minlength=num_experts)
+        self._uses[layer] = uses if layer not in self._uses else self._uses[layer] + uses
+
+    def save(self) -> None:
+        """Writes what was counted, rows up to the last layer that has experts; nothing if nothing was."""
+        import torch
+
+        if not self._uses:
+            return
+        experts = max(uses.numel() for uses in self._uses.values())
+        counts = torch.zeros(max(self._uses) + 1, experts, dtype=torch.int64)
+        for layer, uses in self._uses.items():
+            counts[layer, : uses.numel()] = uses
+        write_expert_counts(self.path, counts)
+
+
+@functools.cache
+def counter() -> ExpertCounter | None:
+    """The one of this process, if KT_KERNEL_RECORD_EXPERTS asks for it."""
+    path = env.record_experts()
+    return None if path is None else ExpertCounter(path)
 
 
 def read_expert_counts(path: "str | os.PathLike[str]", num_layers: int, num_experts: int) -> "torch.Tensor":

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kt_kernel import expert_counts
 from kt_kernel.expert_counts import read_expert_counts, write_expert_counts
 from kt_kernel.placement import STRATEGIES, gpu_budget, place_experts
 from kt_kernel.weights.config import layers_with_experts
@@ -100,6 +101,35 @@ class TestCounts:
         write_expert_counts(tmp_path / "new" / "counts.pt", counts)
         assert torch.equal(read_expert_counts(tmp_path / "new" / "counts.pt", LAYERS, EXPERTS), counts.double())
         assert [file.name for file in (tmp_path / "new").iterdir()] == ["counts.pt"]
+
+    def test_uses_are_counted_where_experts_are_called(self, tmp_path, monkeypatch):
+        """As the embedded engine and transformers do with a prompt."""
+        pytest.importorskip("transformers", reason="transformers is not installed: its plugin was not tested")
+        from kt_kernel import KTMoEWrapper
+        from kt_kernel.hf.forward import KTLayer
+
+        counted = expert_counts.ExpertCounter(tmp_path / "counts.pt")
+        counted.save()
+        assert list(tmp_path.iterdir()) == []
+        monkeypatch.setattr(expert_counts, "counter", lambda: counted)
+        for index in (1, 3):
+            wrapper = KTMoEWrapper(index, EXPERTS, 2, 64, 64, cpuinfer_threads=1, threadpool_count=1, method="BF16")
+            wrapper.load_random_weights(0)
+            for _ in range(2):
+                KTLayer(wrapper)(torch.ones(2, 64), torch.tensor([[0, index], [-1, 7]]), torch.ones(2, 2))
+        counted.save()
+        counts = read_expert_counts(tmp_path / "counts.pt", 4, EXPERTS)
+        assert counts.nonzero().tolist() == [[1, 0], [1, 1], [1, 7], [3, 0], [3, 3], [3, 7]]
+        assert counts.sum() == 12
+
+    def test_counting_is_asked_for_by_a_variable(self, tmp_path, monkeypatch):
+        expert_counts.counter.cache_clear()
+        assert expert_counts.counter() is None
+        expert_counts.counter.cache_clear()
+        monkeypatch.setenv("KT_KERNEL_RECORD_EXPERTS", str(tmp_path / "counts.pt"))
+        assert expert_counts.counter() is expert_counts.counter()
+        assert expert_counts.counter().path == tmp_path / "counts.pt"
+        expert_counts.counter.cache_clear()
 
     @pytest.mark.parametrize("alone", [False, True])
     def test_steps_are_summed(self, tmp_path, alone):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from kt_kernel import KTMoEWrapper, _core
+from kt_kernel import KTMoEWrapper, _core, expert_counts
 from kt_kernel.hf.activations import Activation
 
 STOCK = "grouped_mm"  # computes what stays with transformers
@@ -30,6 +30,7 @@ class KTLayer:
         self.wrapper, self.on_gpu = wrapper, on_gpu
         self._layer: _core.MoELayer = wrapper.moe
         self._top_k, self._hidden = wrapper.num_experts_per_tok, wrapper.hidden_size
+        self._counter = expert_counts.counter()
 
     def __call__(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if index.shape[-1] != self._top_k or weights.shape != index.shape:
@@ -37,6 +38,8 @@ class KTLayer:
                 f"layer {self.wrapper.layer_idx} was loaded for {self._top_k} experts per token, and the router chose "
                 f"{index.shape[-1]}, with {weights.shape[-1]} weights: set it in the config before from_pretrained"
             )
+        if self._counter is not None:
+            self._counter.add(self.wrapper.layer_idx, index, self.wrapper.num_experts)
         if x.requires_grad and torch.is_grad_enabled():
             with torch.no_grad():
                 out = self(x, index, weights)

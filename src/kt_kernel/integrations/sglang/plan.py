@@ -83,6 +83,11 @@ class ModelPlan:
             )
             if reason:
                 engine.log.warning(f"{flag('kt_gpu_prefill_token_threshold')} is left out: {reason}")
+            elif engine.tensor_group()[0] == 0:
+                tokens, room = self.options.kt_gpu_prefill_token_threshold, made.weights.bytes / 1e9
+                engine.log.info(
+                    f"calls of {tokens} tokens and more: {room:.2f} GB of each GPU hold one layer's experts"
+                )
             self._prefills[key] = made
         if self._prefills[key] is not None:
             self._streamed[method.kt_config.layer_idx] = method

@@ -114,6 +114,10 @@ class GpuLayer:
             if value.dim() and value.shape[0] == self.num_experts and value.numel()
         ]
 
+    @property
+    def bytes(self) -> int:
+        return sum(value.numel() * value.element_size() for value in self.layer.parameters())
+
     def misfit(self, part_bytes: tuple[int, ...]) -> str:
         """Why an expert of the CPU does not fit into one of the GPU, or nothing."""
         for name, size in zip(self.parts, part_bytes, strict=True):
