@@ -53,7 +53,7 @@ class Figure:
         return " ".join([self.call, *(f"{name} {value}" for name, value in self.arguments.items())])
 
 
-def _decode(tokens: dict[int, int], rounds: int = 5) -> tuple[Figure, ...]:
+def _decode(tokens: dict[int, int], rounds: int = 3) -> tuple[Figure, ...]:
     """Batch -> new tokens of each sequence: about a second on an H200."""
     return tuple(
         Figure("decode", {"batch": batch, "tokens": count}, "tokens/s", rounds=rounds)
@@ -64,7 +64,7 @@ def _decode(tokens: dict[int, int], rounds: int = 5) -> tuple[Figure, ...]:
 DECODE = _decode({1: 512, 8: 512})
 PREFILL = Figure("prefill", {"tokens": PREFILL_TOKENS}, "s", more_is_better=False)
 IDLE = Figure("idle", {"batch": 1, "tokens": 32}, "share", more_is_better=False, rounds=1, warm_up=False)
-LARGE_FIGURES = (PREFILL, IDLE, *_decode({1: 96, 8: 48}, rounds=3))
+LARGE_FIGURES = (PREFILL, IDLE, *_decode({1: 96, 8: 48}))
 
 
 @dataclass(frozen=True)
@@ -132,3 +132,4 @@ ROWS = (
     Row("large int8", STOCK, LARGE, "AMXINT8", figures=LARGE_FIGURES, baseline="original large int8", right=None),
     Row("original large int8", ORIGINAL, LARGE, "AMXINT8", figures=LARGE_FIGURES, right=None),
 )
+CALLS = sorted({figure.call for row in ROWS for figure in row.figures})

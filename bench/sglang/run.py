@@ -179,7 +179,10 @@ class Run:
 
     def _measure(self, measured: list[Row], engines: dict[str, Engine]) -> None:
         """Figure by figure, round by round, engine by engine. A round that warms up is left out."""
-        figures = {figure.name: figure for row in measured for figure in row.figures}
+        wanted = self._given.figures
+        figures = {
+            figure.name: figure for row in measured for figure in row.figures if wanted is None or figure.call in wanted
+        }
         for figure in figures.values():
             for number in range(figure.rounds + figure.warm_up):
                 for row in measured:
@@ -279,6 +282,7 @@ def _parse() -> argparse.Namespace:
     add("--out", type=Path, required=True, help="the file of results")
     add("--places", type=Path, help="JSON: where the engines are")
     add("--rows", nargs="+", metavar="ROW", help="only these (default: all)")
+    add("--figures", nargs="+", choices=table.CALLS, help="only these (default: all of each row)")
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--work", type=Path, default=Path("/tmp/kt-sglang"), help="folder for models; kept")
     add("--logs", type=Path, help="folder for the logs of the engines (default: in --work)")

@@ -1,5 +1,7 @@
 """The whole engine: its scheduler, loader, attention and sampler are SGLang's, the experts but four are ours."""
 
+import os
+
 import checks
 import pytest
 import rows
@@ -13,13 +15,15 @@ ASK_SECONDS = 120
 
 @pytest.fixture
 def start(place, tiny, tmp_path):
-    """(row, class) -> the row's engine or server, up; ended afterwards."""
+    """(row, class, more options) -> the row's engine or server, up; ended afterwards."""
     started = []
 
-    def up(name: str, kind=Engine):
+    def up(name: str, kind=Engine, **more):
         row = next(row for row in rows.ROWS if row.name == name)
-        options = row.engine_options(str(tiny), str(tiny), "cpu") | {"kt_cpuinfer": 2}
-        engine = kind(place, options, tmp_path / "log", **plugin_variables(place, "cpu", row))
+        options = row.engine_options(str(tiny), str(tiny), "cpu") | {"kt_cpuinfer": 2} | more
+        # Cores of each rank, where there are several; SGLang wants to be told on a machine with one NUMA node.
+        variables = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"} if more else {}
+        engine = kind(place, options, tmp_path / "log", **variables, **plugin_variables(place, "cpu", row))
         started.append(engine)
         engine.wait_until_up(START_SECONDS)
         return engine
@@ -45,6 +49,15 @@ def test_an_expert_that_is_left_out_is_noticed(start, reference):
     found = checks.check_engine(asking(start("dropped expert")), reference, "BF16")
     assert not found["ok"]
     assert found["logprob_mean"] > 2 * checks.LIMITS["BF16"][1]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs: parallelism was not run")
+@pytest.mark.parametrize("parallel", ["tp_size", "pp_size", "dp_size"])
+def test_two_ranks(start, reference, parallel):
+    """Of a layer: one has the experts of the CPU. Of a pipeline: each those of its layers. Of replicas: each all."""
+    found = checks.check_engine(asking(start("eager", **{parallel: 2})), reference, "BF16")
+    assert found["wrong"] == []
 
 
 @pytest.mark.timeout(600)
