@@ -11,7 +11,7 @@ from cli_cases import KT, run, run_alone
 
 import kt_kernel
 from kt_kernel import settings
-from kt_kernel.cli import version
+from kt_kernel.cli import printing, version
 from kt_kernel.cli.main import command
 
 
@@ -129,6 +129,19 @@ def test_the_first_run_asks_nothing_and_writes_nothing(home):
 def test_chinese_through_the_entry_point(home):
     said = run_alone("config", "get", "server.prot", KT_LANG="zh")
     assert said == (1, "", "kt config get: 没有名为 'server.prot' 的设置；是不是 server.port, server.host？\n")
+
+
+def test_a_terminal_that_has_no_chinese_gets_question_marks(home):
+    said = run_alone("version", "-v", KT_LANG="zh", PYTHONIOENCODING="ascii")
+    assert (said.code, said.err) == (0, "")
+    assert "??" in said.out
+
+
+@pytest.mark.parametrize(("variable", "setting"), [("1", "yes"), ("", "no"), ("", "yes")])
+def test_colours_can_be_switched_off(home, monkeypatch, variable, setting):
+    monkeypatch.setenv("NO_COLOR", variable)
+    settings.set("general.color", setting)
+    assert printing.console().no_color == (variable == "1" or setting == "no")
 
 
 def commands(found, path=("kt",)):

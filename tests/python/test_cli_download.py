@@ -223,6 +223,19 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(kt, hub, fo
     assert not folder.exists()
 
 
+def test_a_file_that_plain_http_does_not_give_is_told(kt, monkeypatch):
+    from huggingface_hub import constants
+
+    from kt_kernel.registry import resumable
+
+    monkeypatch.setattr(resumable, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 1000)
+    last = kt("download", "m2").err.splitlines()[-1]
+    assert last.startswith(
+        "kt model download: huggingface_hub cannot download MiniMaxAI/MiniMax-M2: The file is too large"
+    )
+
+
 def test_without_the_package_the_message_tells_how_to_get_it(kt, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install huggingface_hub" in kt("download", "m2").line()

@@ -104,7 +104,7 @@ def test_what_is_no_model(capfd, tmp_path):
 
 
 def test_a_model_that_is_not_here_is_not_downloaded_without_a_word(capfd):
-    said = run(capfd, "run", "qwen3-30b", "--port", "0")
+    said = run(capfd, "run", "qwen3-30b", "--port", "0", "--no-plan")
     assert said.code == 1
     assert "'kt model download Qwen3-30B-A3B' brings it, or --yes" in said.line()
 
@@ -127,7 +127,7 @@ def test_a_model_that_is_not_here_is_downloaded_with_yes(capfd, monkeypatch, sta
         return UserModel(name, str(wanted.folder))
 
     monkeypatch.setattr(model_files, "bring", bring)
-    said = run(capfd, "run", "qwen3-30b", "--port", "0", "--yes")
+    said = run(capfd, "run", "qwen3-30b", "--port", "0", "--yes", "--no-plan")
     assert said.code == 0
     assert asked == [("Qwen/Qwen3-30B-A3B", settings.model_folders()[0] / "Qwen3-30B-A3B"), ("run", "Qwen3-30B-A3B")]
     assert started["path"] == str(model)

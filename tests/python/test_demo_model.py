@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from smollm2 import LAYERS, model_file, torch
 
-from kt_kernel.bench.quality import TEXT
+from kt_kernel.bench.perplexity import TEXT
 from kt_kernel.demo import experts
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: no demo model was tested")

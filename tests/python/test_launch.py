@@ -128,8 +128,16 @@ def test_a_model_is_fetched_only_to_be_started(home, tmp_path):
     shown = prepare(Asked("m2", {}), machine(), refuse, only_shown=True)
     assert shown.chosen is not None
     assert shown.folder == settings.model_folders()[0] / "MiniMax-M2"
-    with pytest.raises(UserError, match="no"):
-        prepare(Asked("m2", {}), machine(), refuse)
+    with pytest.raises(UserError, match=r"^no$"):
+        prepare(Asked("m2", {"planned": False}), machine(), refuse)
+
+
+def test_what_does_not_fit_is_not_downloaded(home):
+    def fetch(found):
+        pytest.fail("downloaded")
+
+    with pytest.raises(UserError, match=r"MiniMax-M2 needs 2\d\d GB of memory, but there are 64: 'kt plan"):
+        prepare(Asked("m2", {}), machine(), fetch)
 
 
 def test_what_an_engine_reaches():

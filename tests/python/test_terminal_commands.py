@@ -4,6 +4,8 @@ import re
 
 import pytest
 import yaml
+from convert_cases import write_model
+from fake_hub import FakeHub
 from rich.cells import cell_len
 from terminal import CTRL_C, terminal
 
@@ -60,3 +62,25 @@ def test_ctrl_c_while_something_is_measured(tmp_path, command):
         assert shown.exit_code() == 130
         assert "Traceback" not in shown.text
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [], "half a measurement was kept"
+
+
+def test_a_model_is_downloaded_only_after_a_yes(tmp_path):
+    pytest.importorskip("huggingface_hub")
+    files = {file.name: file.read_bytes() for file in write_model(tmp_path / "original").iterdir()}
+    folder = tmp_path / ".local/share/kt-kernel/models/MiniMax-M2"
+    with FakeHub({"MiniMaxAI/MiniMax-M2": files}) as hub:
+        for command in (["run", "m2", "--no-plan", "--port", "0"], ["model", "download", "m2"]):
+            with terminal(tmp_path, *command, HF_ENDPOINT=hub.address) as shown:
+                shown.wait_for("]:")
+                shown.type("n")
+                assert shown.exit_code() == 130
+                assert "Abort" not in shown.text
+            assert not folder.exists() or not list(folder.glob("*.safetensors"))
+        with terminal(tmp_path, "model", "download", "m2", HF_ENDPOINT=hub.address) as shown:
+            shown.wait_for("]:")
+            shown.type("y")
+            assert shown.exit_code() == 0
+            assert "MiniMax-M2 is in" in shown.text
+    with terminal(tmp_path, "model", "remove", "m2") as shown:
+        assert shown.exit_code() == 0
+    assert list(folder.glob("*.safetensors")), "only the name goes"

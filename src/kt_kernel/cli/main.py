@@ -65,6 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(words: list[str]) -> int:
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks characters gets '?', as stderr has its way
     kt = command(words[0] if words else None)
     try:
         code = kt.main(words, prog_name="kt", standalone_mode=False) or 0

@@ -127,7 +127,8 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Not needed: files are left alone.")] = False,
 ) -> None:
     """Take a name off the list. The files stay where they are."""
-    removed = user_models.remove(name)
+    meant = next((known.name for known in known_models() if name.lower() in known.aliases), name)
+    removed = user_models.remove(name) or user_models.remove(meant)
     if removed is None:
         printing.fail("model remove", t("no model was added as '{name}': 'kt model list' shows the names", name=name))
     print(t("{name} is off the list; its files stay in {path}", name=removed.name, path=removed.path))
@@ -148,7 +149,8 @@ def scan(
 
     named = {Path(model.path).resolve() for model in user_models.user_models()}
     found = []
-    for folder in folders or settings.model_folders():
+    # Before the first download kt's own folder is not there, which is no fault of the user.
+    for folder in folders or [folder for folder in settings.model_folders() if folder.is_dir()]:
         if not folder.expanduser().is_dir():
             printing.fail("model scan", t("{folder} is no folder", folder=folder))
         places = models_below(folder.expanduser().absolute(), max_depth)

@@ -102,8 +102,8 @@ def _run(context: typer.Context) -> None:
 
         job = prepare(asked, here, _fetch(bool(context.params["yes"])), only_shown=shown)
         (_sglang if engine == "sglang" else _embedded)(context, job, bound)
-    except (UserError, typer.Exit):
-        raise  # the one is said by main, in the user's language; the other is said already
+    except (UserError, typer.Exit, typer.Abort):
+        raise  # main says the first, in the user's language; the others are said already
     except _EXPECTED as error:
         if env.debug():
             raise

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kt_kernel import settings
 from kt_kernel.cli.language import say
-from kt_kernel.errors import UserError
+from kt_kernel.errors import Phrase, UserError
 from kt_kernel.launch.preferences import REGISTRY, Preferences
 from kt_kernel.launch.sglang import Launch, known_options, make_launch
 from kt_kernel.launch.sglang_options import Server, choose_tensor_parallel, sglang_options
@@ -83,6 +83,8 @@ def prepare(
     tensor_parallel = choose_tensor_parallel(machine, preferences, _most_gpus(found))
     wanted = _wanted(asked, preferences, engine.value, machine, int(tensor_parallel.value))
     if found.path is None and found.name != DEMO and not only_shown:
+        if asked.get("planned", True):
+            _check_room(found, machine, wanted, sglang)
         found = replace(found, path=fetch(found))
     planner, unplanned, folder = None, None, found.path
     try:
@@ -97,6 +99,25 @@ def prepare(
         raise UserError("{name} is not on this machine: 'kt model download {name}' brings it", name=found.name)
     chosen = planner.choose() if planner else None
     return RunJob(asked, found, folder, machine, preferences, wanted, engine, planner, chosen, unplanned)
+
+
+def _check_room(found: Found, machine: Machine, wanted: Wanted, sglang: bool) -> None:
+    """Before hours of a download. What the registry does not know is looked at when it is here."""
+    try:
+        resolved = planned_of(found)
+    except UserError:
+        return
+    planner = Planner(resolved.model, machine, wanted, resolved.folder, resolved.default_method, sglang)
+    for need in planner.choose().needs:
+        if not need.fits:
+            raise UserError(
+                "{name} needs {needed} GB of {what}, but there are {available}: 'kt plan {name}' says what would fit; "
+                "--no-plan downloads it all the same",
+                name=found.name,
+                needed=f"{need.needed_bytes / 1e9:.0f}",
+                what=Phrase(need.what),
+                available=f"{need.available_bytes / 1e9:.0f}",
+            )
 
 
 def sglang_launch(job: RunJob, server: Server) -> tuple[Launch, list[Choice]]:

@@ -242,6 +242,11 @@ def _explained(repo: str, revision: str | None, endpoint: str | None) -> Iterato
         raise DownloadError(
             "'{repo}' is no id of a model, as in org/name ({reason})", repo=repo, reason=error
         ) from None
+    except UserError:
+        raise
+    except ValueError as error:  # as for a file over 50 GB without hf_xet
+        reason = " ".join(str(error).split())
+        raise DownloadError("huggingface_hub cannot download {repo}: {reason}", repo=repo, reason=reason) from None
     except OSError as error:
         if error.errno is not None and not isinstance(error, ConnectionError):
             raise DownloadError(

@@ -52,6 +52,7 @@ TEXTS = {
     "{folder} holds files that no download left there: choose another folder with --dir": (
         "{folder} 中有并非下载得到的文件：请用 --dir 选择其他目录"
     ),
+    "huggingface_hub cannot download {repo}: {reason}": "huggingface_hub 无法下载 {repo}：{reason}",
     "{repo} has a file '{file}', outside of its folder": "{repo} 有文件 '{file}'，位于其目录之外",
     "{file} has {size} bytes, not {expected}: remove it, and download again": (
         "{file} 有 {size} 字节，应为 {expected}：请删除后重新下载"

@@ -75,6 +75,10 @@ TEXTS = {
     "cannot listen on {host}:{port} ({reason}); use --port or --host": (
         "无法监听 {host}:{port}（{reason}）；请用 --port 或 --host"
     ),
+    "{name} needs {needed} GB of {what}, but there are {available}: 'kt plan {name}' says what would fit; "
+    "--no-plan downloads it all the same": (
+        "{name} 需要 {needed} GB {what}，但只有 {available} GB：'kt plan {name}' 说明怎样放得下；--no-plan 仍会下载"
+    ),
     "no plan: {reason}": "没有规划：{reason}",
     "{name} does not fit: {reasons}; --no-plan tries": "{name} 放不下：{reasons}；--no-plan 会照样尝试",
     "expect decode at {promise}": "预计解码 {promise}",
