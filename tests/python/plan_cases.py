@@ -44,6 +44,9 @@ class FakeProbe:
         read = BYTES.get(weight_format, 1.0) / 100e9
         return Products(tuple((rows, max(read, 2 * rows / 1e12)) for rows in (1, 4, 16, 64, 256)), 1e-10)
 
+    def linears(self, weight_format, matrices) -> Products:
+        return self.products(weight_format)
+
     def decode_overhead(self, heads) -> DecodeOverhead:
         return DecodeOverhead(layer_us=10.0, key_us=0.001)
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from kt_kernel.machine import disk_speed, probe, system
+from kt_kernel.machine import disk_speed, linears, probe, system
 from kt_kernel.machine.decode_overhead import Heads, measure_decode_overhead
 from kt_kernel.machine.facts import machine
+from kt_kernel.machine.linears import measure_linear_call_us, measure_linears
 from kt_kernel.machine.products import ROWS, EvenBatch, Products, measure_products
 from kt_kernel.machine.torch_layer import TorchLayer, measure_sampling_us, measure_torch_layer
 
@@ -41,6 +42,22 @@ def test_products_grow_with_the_rows(pool):
     # 256 rows take at least 16 times as long as one on any CPU; on busy machines the others may swap places.
     assert seconds[-1] > 16 * seconds[0]
     assert found.pack_seconds > 0
+
+
+def test_single_matrices(pool):
+    matrices = ((64, 128), (64, 128), (128, 64))
+    found = measure_linears(pool, "bf16", matrices, measure_linear_call_us(pool), 0.1)
+    assert tuple(rows for rows, _ in found.points) == ROWS
+    assert found.points[-1][1] > found.points[0][1] > 0
+
+
+def test_large_matrices_are_cut(pool, monkeypatch):
+    monkeypatch.setattr(linears, "_LONGEST_BYTES", 16 * 64 * 2)
+    made = []
+    make = linears._linear
+    monkeypatch.setattr(linears, "_linear", lambda *arguments: made.append(arguments[2:]) or make(*arguments))
+    assert measure_linears(pool, "int8", ((1000, 64),), 0.0, 0.01).points[0][1] > 0
+    assert set(made) == {(16, 64)}
 
 
 def test_every_expert_of_a_call_has_all_rows():

@@ -7,8 +7,10 @@ from plan_cases import GB, H200, RTX_4090, FakeProbe, machine, with_quota, write
 
 from kt_kernel import _core
 from kt_kernel.errors import UserError
+from kt_kernel.machine.facts import Disk
 from kt_kernel.machine.products import Products
 from kt_kernel.plan import choices, predict, sizes
+from kt_kernel.plan import plan as plans
 from kt_kernel.plan.choices import EMBEDDED, SGLANG, Wanted
 from kt_kernel.plan.gpu import gpu_plan, is_known
 from kt_kernel.plan.hints import hints
@@ -19,6 +21,12 @@ from kt_kernel.registry.known import known_models
 KNOWN = {model.name: model.facts for model in known_models()}
 QWEN = KNOWN["Qwen3-30B-A3B"]
 DEEPSEEK = KNOWN["DeepSeek-V3-0324"]
+
+
+@pytest.fixture(autouse=True)
+def _large_disk(monkeypatch):
+    """Not this machine's, which may be full."""
+    monkeypatch.setattr(plans, "disk_of", lambda folder: Disk("/", "/dev/sda", 10**12, 10**12))
 
 
 def planner(folder, facts=QWEN, here=None, wanted=None, **options) -> Planner:
@@ -250,9 +258,7 @@ def test_what_would_help(tmp_path):
 
 
 def test_a_download_needs_its_disk(tmp_path, monkeypatch):
-    from kt_kernel.plan import plan as module
-
-    monkeypatch.setattr(module, "disk_of", lambda folder: machine().disks[0])
+    monkeypatch.setattr(plans, "disk_of", lambda folder: machine().disks[0])
     found = planner(tmp_path, DEEPSEEK, machine(800 * GB))
     need = found.choose().needs[-1]
     assert (need.what, need.fits) == ("disk", False)

@@ -1,17 +1,19 @@
 """What `kt plan` promises for the demo model is what the embedded engine does, within a quarter.
 
 One thread on both sides, and the engine's time is that of its CPU: tests share their machine with others, who take the
-core away but do not compute on it meanwhile. They do take memory bandwidth, now more, now less: of a few rounds of both
-sides one must agree.
+core away but do not compute on it meanwhile. They do take memory bandwidth and caches, now more, now less: of both
+sides the fastest tenth counts, and of a few rounds one must agree.
 """
 
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
 pytest.importorskip("transformers")
 
+from kt_kernel.bench.timing import quiet
 from kt_kernel.engine.api import Request, Sampling
 from kt_kernel.engine.load import open_engine
 from kt_kernel.machine.facts import machine
@@ -20,7 +22,7 @@ from kt_kernel.plan.model import model_of_folder
 from kt_kernel.plan.predict import predict_decode, predict_prefill
 
 METHOD, FORMAT = "AMXINT8", "int8"
-PROMPT, CHUNK, TOKENS = 256, 64, 48
+PROMPT, CHUNK, TOKENS = 64, 32, 64
 ROUNDS = 4
 WITHIN = 0.25
 
@@ -32,8 +34,8 @@ def engine(demo_path):
     opened.close()
 
 
-def cpu_seconds(engine, seed: int, prompt_tokens: int, tokens: int) -> tuple[float, float]:
-    """(until the first token, all others) of one answer."""
+def cpu_seconds(engine, seed: int, prompt_tokens: int, tokens: int) -> tuple[float, list[float]]:
+    """(until the first token, between two) of one answer."""
     times, done = [], threading.Event()
 
     def event(found) -> None:
@@ -47,7 +49,7 @@ def cpu_seconds(engine, seed: int, prompt_tokens: int, tokens: int) -> tuple[flo
     start = time.process_time()
     engine.submit(request, event)
     assert done.wait(120)
-    return times[0] - start, times[-1] - times[0]
+    return times[0] - start, [after - before for before, after in pairwise(times)]
 
 
 def test_the_promise_is_kept(engine, demo_path, tmp_path):
@@ -59,10 +61,10 @@ def test_the_promise_is_kept(engine, demo_path, tmp_path):
         probe = Probe(here, 1, folder=tmp_path / str(round_idx))
         decode = predict_decode(probe, facts, FORMAT, context=32 + TOKENS // 2)
         prefill = predict_prefill(probe, facts, FORMAT, tokens=PROMPT, chunk=CHUNK)
-        reached_s = min(cpu_seconds(engine, 10 * round_idx + i, 32, TOKENS)[1] / (TOKENS - 1) for i in range(3))
-        prompt_s = min(cpu_seconds(engine, 10 * round_idx + 5 + i, PROMPT, 1)[0] for i in range(2))
-        ratios.append((decode.seconds / reached_s, prefill.seconds / prompt_s))
-        if all(any(abs(ratio[i] - 1) <= WITHIN for ratio in ratios) for i in range(2)):
+        token_s = quiet(cpu_seconds(engine, 10 * round_idx, 32, TOKENS)[1])
+        prompt_s = min(cpu_seconds(engine, 10 * round_idx + i, PROMPT, 1)[0] for i in range(1, 9))
+        ratios.append((decode.seconds / token_s, prefill.seconds / prompt_s))
+        if all(any(abs(ratio - 1) <= WITHIN for ratio in side) for side in zip(*ratios, strict=True)):
             break
     assert any(abs(decode - 1) <= WITHIN for decode, _ in ratios), ratios
     assert any(abs(prefill - 1) <= WITHIN for _, prefill in ratios), ratios

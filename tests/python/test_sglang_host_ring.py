@@ -161,6 +161,22 @@ def test_two_ranks_get_their_parts(peer):
             assert got[expert] == [content(expert, rank, part, SIZES[rank][part]) for part in range(PARTS)]
 
 
+def test_ranks_on_several_machines_share_nothing():
+    def exchange(value):
+        return [value, (*value[:3], ("pid:[1]", "another machine"))]
+
+    with pytest.raises(RuntimeError, match="ranks are on several machines"):
+        HostRing(SIZES, 0, 2, CPU, exchange)
+
+
+def test_a_rank_whose_memory_cannot_be_mapped():
+    def exchange(value):
+        return [value, (2**22 + 5, *value[1:])] if isinstance(value, tuple) else [value, ""]
+
+    with pytest.raises(RuntimeError, match=r"cannot be mapped: .*No such file or directory"):
+        HostRing(SIZES, 0, 2, CPU, exchange)
+
+
 def test_an_error_of_the_writer_reaches_the_others(peer):
     pipe, _ = peer("copy")
     ring = HostRing(SIZES, 0, 2, CPU, exchange_by(pipe, 0))

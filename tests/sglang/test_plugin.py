@@ -1,10 +1,16 @@
-"""The plugin's options in the real parser and record of the installed SGLang."""
+"""The plugin in the installed SGLang: its options in the real parser and record, its layers in the whole engine."""
 
 import json
 import subprocess
 
+import checks
 import pytest
+import rows
+from engines import Engine
 from run import plugin_variables
+
+START_SECONDS = 240
+ASK_SECONDS = 240
 
 FLAGS = (
     *("--kt-gpu-prefill-token-threshold", "64", "--kt-enable-dynamic-expert-update"),
@@ -66,3 +72,21 @@ def test_without_weights_the_record_is_that_of_sglang_alone(parse):
     record, options = parse()
     assert options is None
     assert record == alone
+
+
+@pytest.mark.timeout(900)
+def test_tokens_are_those_of_float32_with_experts_that_are_sent_and_moved(place, tiny, reference, tmp_path):
+    """Every prompt is long enough to be streamed. The second time experts lie where the first left them."""
+    row = next(row for row in rows.ROWS if row.name == "plugin, prefill on the GPU")
+    more = {"kt_cpuinfer": 2, "kt_expert_placement_strategy": "random"}
+    options = row.engine_options(str(tiny), str(tiny), "cpu") | more
+    engine = Engine(place, options, tmp_path / "log", **plugin_variables(place, "cpu", row))
+    try:
+        engine.wait_until_up(START_SECONDS)
+        for _ in range(2):
+            found = checks.check_engine(
+                lambda call, **given: engine.call(call, ASK_SECONDS, **given), reference, "BF16"
+            )
+            assert found["wrong"] == []
+    finally:
+        engine.kill()

@@ -19,6 +19,7 @@ from kt_kernel.bench.layer import PEAK_UNITS
 from kt_kernel.machine import disk_speed, system
 from kt_kernel.machine.decode_overhead import DecodeOverhead, Heads, measure_decode_overhead
 from kt_kernel.machine.facts import Machine, machine
+from kt_kernel.machine.linears import Matrix, measure_linear_call_us, measure_linears
 from kt_kernel.machine.products import Products, measure_products
 from kt_kernel.machine.torch_layer import TorchLayer, measure_sampling_us, measure_torch_layer
 from kt_kernel.runtime import plan_pool
@@ -115,7 +116,17 @@ class Probe:
             lambda: asdict(measure_products(self._workers(), weight_format, hidden, intermediate, seconds)),
             f"products in {weight_format}",
         )
-        return Products(tuple((int(rows), float(s)) for rows, s in kept["points"]), kept["pack_seconds"])
+        return _products(kept)
+
+    def linears(self, weight_format: str, matrices: tuple[Matrix, ...], seconds: float = 0.5) -> Products:
+        """Of matrices [rows, columns] that are multiplied one after the other."""
+
+        def measure() -> dict:
+            pool = self._workers()
+            return asdict(measure_linears(pool, weight_format, matrices, measure_linear_call_us(pool), seconds))
+
+        kept = self._once(f"linears {weight_format} {matrices}", measure, f"linears in {weight_format}")
+        return _products(kept)
 
     def decode_overhead(self, heads: Heads, seconds: float = 0.4) -> DecodeOverhead:
         name = f"decode {heads}"
@@ -199,6 +210,10 @@ def probe(
         products={name: kit.products(name, seconds=2 * each) for name in FORMATS},
         disk_gbps=kit.disk_gbps(_cache_folder(), each),
     )
+
+
+def _products(kept: dict) -> Products:
+    return Products(tuple((int(rows), float(s)) for rows, s in kept["points"]), kept["pack_seconds"])
 
 
 def _cache_folder() -> Path:

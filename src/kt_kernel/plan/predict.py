@@ -2,8 +2,8 @@
 
 A decoded token, with n layers of which m have experts, and c tokens before it:
     experts    m * (top_k experts, one row)                       products of the method's format
-    linears    the layers' other matrices, one row                products of bf16, or of --linears, of their size
-    head       the output matrix, one row                         the same, of a large matrix
+    linears    the layers' other matrices, one row                matrices of attention, in bf16 or --linears
+    head       the output matrix, one row                         a part of it
     barriers   n * (barriers, norms, routing)                     a decoder without weights
     attention  c * (layers with keys) * (one key)                 the same decoder, far into a text
     sampling   the head's logits to a token and its text          the engine's own sampler, and 0.1 ms
@@ -26,8 +26,6 @@ from kt_kernel.registry.known import Facts
 STALL_S = 0.2
 # Where figures are given: a short text, as most benchmarks have it.
 DECODE_CONTEXT, PROMPT_TOKENS = 128, 512
-# A matrix that is large enough to be read at the speed of memory.
-_LARGE = (2048, 2048)
 # Scheduling, text and events of a token, in Python: 0.1 ms on Zen 4.
 _STEP_S = 1e-4
 
@@ -69,7 +67,7 @@ def predict_decode(
     parts = {
         "experts": facts.moe_layers * experts.seconds(1, facts.top_k * expert),
         "linears": _linears(probe, facts, linears).seconds(1, sizes.layer_weights(facts)),
-        "head": probe.products(linears, *_LARGE).seconds(1, sizes.head_weights(facts)),
+        "head": _head(probe, facts, linears).seconds(1, sizes.head_weights(facts)),
     }
     if decodes_natively(facts):
         overhead = probe.decode_overhead(decode_heads(facts))
@@ -100,7 +98,7 @@ def predict_prefill(
         for name, seconds in _piece(probe, facts, weight_format, linears, piece, done).items():
             parts[name] = parts.get(name, 0.0) + seconds
         done += piece
-    parts["head"] = probe.products(linears, *_LARGE).seconds(1, sizes.head_weights(facts))
+    parts["head"] = _head(probe, facts, linears).seconds(1, sizes.head_weights(facts))
     parts["sampling"] = probe.sampling_us(facts.vocab) / 1e6 + _STEP_S
     return Prediction(tokens, parts)
 
@@ -135,9 +133,12 @@ def _piece(probe: Probe, facts: Facts, weight_format: str, linears: str, tokens:
 
 
 def _linears(probe: Probe, facts: Facts, weight_format: str) -> Products:
-    """Of a layer: matrices of hidden x the width of attention. Above 2,048 size makes no difference."""
-    width = facts.heads * (facts.mla.value if facts.mla else facts.head_dim)
-    return probe.products(weight_format, min(facts.hidden, _LARGE[0]), min(width, _LARGE[1]))
+    """Of a layer: those of attention stand for all."""
+    return probe.linears(weight_format, sizes.attention_matrices(facts))
+
+
+def _head(probe: Probe, facts: Facts, weight_format: str) -> Products:
+    return probe.linears(weight_format, ((facts.vocab, facts.hidden),))
 
 
 def _torch_layer(probe: Probe, facts: Facts) -> TorchLayer:

@@ -53,18 +53,22 @@ def token_expert_bytes(facts: Facts, weight_format: str) -> int:
     return facts.moe_layers * facts.top_k * each
 
 
-def attention_weights(facts: Facts) -> int:
-    """Of a layer."""
+def attention_matrices(facts: Facts) -> tuple[tuple[int, int], ...]:
+    """(rows, columns) of each, of a layer."""
     hidden, heads = facts.hidden, facts.heads
-    if facts.attention is not None:
-        return facts.attention
     if facts.mla is None:
-        return hidden * facts.head_dim * (2 * heads + 2 * facts.kv_heads)
+        q, kv = heads * facts.head_dim, facts.kv_heads * facts.head_dim
+        return (q, hidden), (kv, hidden), (kv, hidden), (hidden, q)
     mla = facts.mla
     queries = heads * (mla.nope + mla.rope)
-    from_hidden = hidden * mla.q_rank + mla.q_rank * queries if mla.q_rank else hidden * queries
-    latent = hidden * (mla.kv_rank + mla.rope) + mla.kv_rank * heads * (mla.nope + mla.value)
-    return from_hidden + latent + heads * mla.value * hidden
+    from_hidden = ((mla.q_rank, hidden), (queries, mla.q_rank)) if mla.q_rank else ((queries, hidden),)
+    latents = ((mla.kv_rank + mla.rope, hidden), (heads * (mla.nope + mla.value), mla.kv_rank))
+    return (*from_hidden, *latents, (hidden, heads * mla.value))
+
+
+def attention_weights(facts: Facts) -> int:
+    """Of a layer."""
+    return sum(rows * columns for rows, columns in attention_matrices(facts))
 
 
 def shared_weights(facts: Facts) -> int:

@@ -166,11 +166,10 @@ class HostRing:
             peers = exchange((os.getpid(), fd, control + own_bytes, here))
             if any(peer[3] != here for peer in peers):
                 raise RuntimeError("ranks are on several machines, or in several PID namespaces: memory is not shared")
-            mapped = [
-                self._map(*peer[:3]) if self.rank == 0 or index in (0, self.rank) else None
-                for index, peer in enumerate(peers)
-            ]
-            exchange(None)  # nobody closes before everybody has mapped
+            mapped, problem = self._map_all(peers)
+            # Nobody closes before everybody has mapped, and all of them go on or none.
+            if problem := next(filter(None, exchange(problem)), ""):
+                raise RuntimeError(f"memory of another rank cannot be mapped: {problem}")
         finally:
             os.close(fd)
         # The first rank's counters lie before its memory.
@@ -183,6 +182,14 @@ class HostRing:
         ]
         if device.type == "cuda":
             _register(self._memory[self.rank])
+
+    def _map_all(self, peers: list[tuple]) -> tuple[list[mmap.mmap | None], str]:
+        """The first rank maps all of them, others the first rank's counters and their own; else why it failed."""
+        try:
+            wanted = [self.rank == 0 or index in (0, self.rank) for index in range(self.ranks)]
+            return [self._map(*peer[:3]) if w else None for peer, w in zip(peers, wanted, strict=True)], ""
+        except OSError as error:
+            return [], str(error)
 
     @staticmethod
     def _map(pid: int, fd: int, size: int) -> mmap.mmap:

@@ -57,17 +57,26 @@ def make_prefill(
     try:
         sizes = _slice_sizes(method, ranks)
         weights = GpuLayer(method, as_loaded, device)
-    except (CannotStreamError, NotImplementedError, ValueError, torch.OutOfMemoryError) as error:
+    except (CannotStreamError, NotImplementedError, ValueError, RuntimeError) as error:
         reason = str(error)
     told = [(reason, sizes)] if ranks == 1 else engine.gather_objects((reason, sizes))
-    reason = next((why for why, _ in told if why), "")
-    if not reason:
-        reason = weights.misfit(told[0][1][rank])
-        reason = reason if ranks == 1 else next((why for why in engine.gather_objects(reason) if why), "")
+    sizes = told[0][1]
+    if not (reason := next((why for why, _ in told if why), "")):
+        reason = _of_any_rank(weights.misfit(sizes[rank]), ranks)
     if reason:
         return None, reason
-    ring = HostRing(told[0][1], rank, DEPTH, weights.device, None if ranks == 1 else engine.gather_objects)
+    ring = None
+    try:
+        ring = HostRing(sizes, rank, DEPTH, device, None if ranks == 1 else engine.gather_objects)
+    except (RuntimeError, OSError) as error:
+        reason = str(error)
+    if reason := _of_any_rank(reason, ranks):
+        return None, reason
     return LayerwisePrefill(weights, ring, threshold, dynamic), ""
+
+
+def _of_any_rank(reason: str, ranks: int) -> str:
+    return reason if ranks == 1 else next(filter(None, engine.gather_objects(reason)), "")
 
 
 def _slice_sizes(method: Any, ranks: int) -> list[tuple[int, ...]] | None:
