@@ -51,9 +51,7 @@ def open_engine(
         slots: requests that run at once; None = what memory allows, up to 16.
         context: tokens of a request, prompt and answer; None = what memory and the model allow.
         threads: of our pool and of torch; None = one for each physical core.
-        numa_nodes: where those of our pool are; None = on all nodes.
-        method: of the experts, as of KTConfig.
-        weight_path: where the experts are, if not with the rest of the model.
+        method, weight_path, numa_nodes: of the experts, as of KTConfig; linears are on the same nodes.
         linears: the format of all others on our kernels: bf16, int8, int4 or int4g; "auto" = bf16 where that is faster
             than torch, None = torch's, where decode stays with transformers and may depend on what else runs.
         max_queue: requests that may wait for a slot.

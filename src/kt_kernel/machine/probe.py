@@ -136,8 +136,7 @@ class Probe:
         return DecodeOverhead(**kept)
 
     def torch_layer(self, hidden: int, heads: Heads, value_dim: int, seconds: float = 0.6) -> TorchLayer:
-        import torch  # noqa: F401 - takes seconds, which are not of the measurement
-
+        _load_torch()
         name = f"torch {hidden} {heads} {value_dim}"
         kept = self._once(
             name,
@@ -148,6 +147,7 @@ class Probe:
 
     def sampling_us(self, vocabulary: int, seconds: float = 0.05) -> float:
         """From a row of logits to a token, as the embedded engine does it."""
+        _load_torch()
         return self._once(f"sampling {vocabulary}", lambda: measure_sampling_us(vocabulary, seconds), "sampling")
 
     def disk_gbps(self, folder: Path, seconds: float = 0.5) -> float | None:
@@ -210,6 +210,12 @@ def probe(
         products={name: kit.products(name, seconds=2 * each) for name in FORMATS},
         disk_gbps=kit.disk_gbps(_cache_folder(), each),
     )
+
+
+def _load_torch() -> None:
+    """Takes seconds, which are not of a measurement. How its threads wait is read then: as open_engine has it."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch  # noqa: F401
 
 
 def _products(kept: dict) -> Products:

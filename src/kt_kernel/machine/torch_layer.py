@@ -79,7 +79,8 @@ def _rest_of_layer(tokens: int, hidden: int, heads: Heads) -> Callable[[], objec
     module = torch.nn.Identity()
 
     def function(**options: object) -> object:
-        return options.get("cache")
+        # As most of a layer's do: looks an attribute of a module up, in its dictionaries, and an option.
+        return getattr(module, "attribute", options.get("cache"))
 
     def layer() -> "torch.Tensor":
         normed = _norm(x, weight)
