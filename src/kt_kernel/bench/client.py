@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 
 from kt_kernel.bench.errors import SideError
 
@@ -45,7 +46,8 @@ class Client:
         return answer["ok"]
 
     def close(self) -> None:
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # what a process that is gone did not read
+            self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
