@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from layer_reference import Shape, Weights, from_bf16
+from layer_reference import Shape, Weights, from_bf16, random_expert
+from weight_files import write_safetensors
 
 torch = pytest.importorskip("torch", reason="torch is not installed: SGLang's wrapper was not tested")
 
@@ -201,3 +202,25 @@ def moe(experts: list, x, ids, weights):
         result = (torch.nn.functional.silu(rows @ gate.T) * (rows @ up.T)) @ down.T
         out.index_add_(0, tokens, result * weights[tokens, places].float()[:, None])
     return out
+
+
+def write_checkpoint(folder: Path, shape: Shape, layers: int) -> Path:
+    """A Qwen3-MoE checkpoint in bf16, as one file; experts only."""
+    names = ("gate_proj", "up_proj", "down_proj")
+    tensors = {
+        f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight": matrix
+        for layer in range(layers)
+        for expert in range(shape.experts)
+        for name, matrix in zip(names, random_expert(shape, layer, expert), strict=True)
+    }
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+@contextlib.contextmanager
+def one_thread_of_torch():
+    """Its threads and those of our pool would wait for each other, five times as long as the tests need."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

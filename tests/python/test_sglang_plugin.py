@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from layer_reference import Shape, random_batch, random_expert
-from sglang_file import STOCK, Combine, Layer, OwnExperts, arguments, load, torch
-from weight_files import write_safetensors
+from sglang_file import STOCK, Combine, Layer, OwnExperts, arguments, load, one_thread_of_torch, torch, write_checkpoint
 from wrapper_cases import tensor_of_bits
 
 from kt_kernel.integrations.sglang import engine, hooks
@@ -90,24 +89,13 @@ class PluginLayer(Layer):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    names = ("gate_proj", "up_proj", "down_proj")
-    tensors = {
-        f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight": matrix
-        for layer in range(LAYERS)
-        for expert in range(SHAPE.experts)
-        for name, matrix in zip(names, random_expert(SHAPE, layer, expert), strict=True)
-    }
-    folder = tmp_path_factory.mktemp("checkpoint")
-    write_safetensors(folder / "model.safetensors", tensors)
-    return folder
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), SHAPE, LAYERS)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with one_thread_of_torch():
+        yield
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from layer_reference import Shape, random_batch, random_expert
-from sglang_file import FORK, STOCK, Layer, arguments, load, torch
-from weight_files import write_safetensors
+from sglang_file import FORK, STOCK, Layer, arguments, load, one_thread_of_torch, torch, write_checkpoint
 from wrapper_cases import tensor_of_bits
 
 SHAPE = Shape(experts=8, top_k=3, hidden=128, intermediate=192)
@@ -18,26 +17,13 @@ release = pytest.mark.parametrize("release", [*STOCK, FORK])
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A Qwen3-MoE checkpoint in bf16, as one file; experts only."""
-    names = ("gate_proj", "up_proj", "down_proj")
-    tensors = {
-        f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight": matrix
-        for layer in range(LAYERS)
-        for expert in range(SHAPE.experts)
-        for name, matrix in zip(names, random_expert(SHAPE, layer, expert), strict=True)
-    }
-    folder = tmp_path_factory.mktemp("checkpoint")
-    write_safetensors(folder / "model.safetensors", tensors)
-    return folder
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), SHAPE, LAYERS)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Those of torch and those of our pool would wait for each other, five times as long as the tests need."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with one_thread_of_torch():
+        yield
 
 
 @pytest.fixture
