@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from kt_kernel import _core, folders
 # numpy is not loaded yet. Its threads and those of the pools under test would wait for each other: references of small
 # layers took ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# What runs in the background is started with it ignored, and so would be the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Texts of commands are chosen when they are imported.
 os.environ["KT_LANG"] = "en"
 

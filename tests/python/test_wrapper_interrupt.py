@@ -10,8 +10,6 @@ from layer_reference import Shape
 from wrapper_cases import batch, make, same_bits, tensors
 
 SHAPE = Shape(experts=4, top_k=2, hidden=512, intermediate=1024)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background is started with it ignored
-
 def interrupted(action, ready):
     "Seconds from the signal to the exception; it is sent when ready() says so."
     sent = []

@@ -1,0 +1,26 @@
+"""`kt run --engine sglang` starts stock SGLang with the options it chose; what it does not know goes through."""
+
+import json
+
+import checks
+import pytest
+from run import plugin_variables
+from test_commands import ON_CPU, OWN, START_SECONDS, CommandServer
+
+CHOSEN = f"--engine sglang --gpu-experts {OWN} --cpu-threads 2 --max-total-tokens 4096 --chunked-prefill-size 512"
+
+
+@pytest.mark.timeout(900)
+def test_kt_run_starts_sglang(place, tiny, reference, tmp_path):
+    kt = ["-c", "from kt_kernel.cli.main import main; main()", "run", str(tiny), "--served-model-name", "small"]
+    words = [*kt, *CHOSEN.split(), *ON_CPU.split(), "--dtype", "bfloat16"]
+    log = tmp_path / "log"
+    server = CommandServer(place, words, log, **plugin_variables(place, "cpu"))
+    try:
+        server.wait_until_up(START_SECONDS)
+        answers = [server.generate(row) for row in reference]
+        assert checks.wrong_tokens(reference, answers) == []
+        assert "small" in json.dumps(server.models())
+        assert "kt run: engine: sglang" in log.read_text()
+    finally:
+        server.kill()
