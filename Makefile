@@ -101,6 +101,7 @@ clean:  ## remove what was built, and .venv
 $(VENV)/.tools: constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kt-kernel needs Python 3.10 or newer: make PYTHON=...")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) "pip>=23.1"  # older ones, as in Debian 12, have no -C
 	$(PIP) scikit-build-core nanobind cmake ninja
 	touch $@
 

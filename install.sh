@@ -66,9 +66,9 @@ choose_instruction_sets() {
       without+="${without:+;}$feature"
     fi
   done
-  [[ -z "$rows" ]] || options+=("-Ccmake.define.KT_ISAS=$rows")
-  [[ -z "$with" ]] || options+=("-Ccmake.define.KT_WITH=$with")
-  [[ -z "$without" ]] || options+=("-Ccmake.define.KT_WITHOUT=$without")
+  [[ -z "$rows" ]] || options+=("--config-settings=cmake.define.KT_ISAS=$rows")
+  [[ -z "$with" ]] || options+=("--config-settings=cmake.define.KT_WITH=$with")
+  [[ -z "$without" ]] || options+=("--config-settings=cmake.define.KT_WITHOUT=$without")
 }
 
 check_manual() {
@@ -100,17 +100,19 @@ build() {
   local python="${PYTHON:-python3}" options=()
   command -v "$python" >/dev/null || fail "$python not found: set PYTHON, or ./install.sh deps"
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || fail "$("$python" --version) is too old: 3.10 is needed"
+  "$python" -m pip install --help | grep -q -e --config-settings ||
+    fail "$("$python" -m pip --version | cut -d " " -f 1-2) is too old: $python -m pip install --upgrade pip"
   choose_instruction_sets
   case "${CPUINFER_BUILD_TYPE:-Release}" in
-    Release | RelWithDebInfo | Debug) options+=("-Ccmake.build-type=${CPUINFER_BUILD_TYPE:-Release}") ;;
+    Release | RelWithDebInfo | Debug) options+=("--config-settings=cmake.build-type=${CPUINFER_BUILD_TYPE:-Release}") ;;
     *) fail "CPUINFER_BUILD_TYPE=$CPUINFER_BUILD_TYPE is not one of Release, RelWithDebInfo, Debug" ;;
   esac
   if [[ -n "${CPUINFER_VERBOSE:-}" ]] && is_on CPUINFER_VERBOSE; then
-    options+=("-Cbuild.verbose=true" "--verbose")
+    options+=("--config-settings=build.verbose=true" "--verbose")
   fi
   [[ -z "${CPUINFER_PARALLEL:-}" ]] || export CMAKE_BUILD_PARALLEL_LEVEL="$CPUINFER_PARALLEL"
   [[ "$clean" == 0 ]] || rm -rf build/install
-  "$python" -m pip install . "-Cbuild-dir=build/install" "${options[@]}"
+  "$python" -m pip install . "--config-settings=build-dir=build/install" "${options[@]}"
   echo "installed: $(cd / && "$python" -c 'import kt_kernel; print("kt-kernel", kt_kernel.__version__, "with", kt_kernel.__cpu_variant__, "kernels")')"
 }
 

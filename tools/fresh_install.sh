@@ -46,7 +46,7 @@ git -C "$source_tree" bundle create --quiet "$home/source.bundle" HEAD
 chmod a+r "$home/source.bundle"
 
 step "what is here" 'python3 --version; make --version | head -1; c++ --version | head -1; ls -A'
-step "git clone" 'git clone --quiet source.bundle kt-kernel'
+step "git clone" 'git -c advice.detachedHead=false clone --quiet source.bundle kt-kernel'
 step "make run, then one question" '
   make run > ~/run.log 2>&1 & server=$!
   until grep -q "^ *try " ~/run.log; do kill -0 $server || { tail -20 ~/run.log; exit 1; }; sleep 1; done

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.skipif(bool(NEEDED), reason=f"no source tree here: {', 
 # Answers the version check and the import as python3 would; of pip's call it keeps the arguments.
 PYTHON = """#!/bin/sh
 case "$*" in
+  *"pip install --help"*) echo "$PIP_HELP" ;;
+  *"pip --version"*) echo "pip 9.0 from somewhere" ;;
   *"pip install"*) printf '%s\\n' "$CMAKE_BUILD_PARALLEL_LEVEL" "$@" > "$RECORD" ;;
   *"import kt_kernel"*) echo kt-kernel ;;
 esac
@@ -29,7 +31,7 @@ def install(tmp_path):
     python.chmod(0o755)
     record = tmp_path / "record"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("CPUINFER_") and name != "PYTHON"}
-    clean |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "RECORD": str(record)}
+    clean |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "RECORD": str(record), "PIP_HELP": "--config-settings"}
 
     def run(*arguments, **variables):
         record.unlink(missing_ok=True)
@@ -42,14 +44,14 @@ def install(tmp_path):
 
 
 def defines(pip):
-    return dict(word.split("=", 1) for word in pip if word.startswith("-Ccmake.define."))
+    return dict(word.rsplit("=", 1) for word in pip if word.startswith("--config-settings=cmake.define."))
 
 
 def test_the_default_is_the_distribution_build(install):
     done, pip = install("build")
     assert done.returncode == 0, done.stderr
     assert defines(pip) == {}
-    assert "-Ccmake.build-type=Release" in pip
+    assert "--config-settings=cmake.build-type=Release" in pip
 
 
 @pytest.mark.parametrize(
@@ -72,14 +74,14 @@ def test_the_default_is_the_distribution_build(install):
 def test_variables_restrict_what_is_built(install, variables, expected):
     done, pip = install("build", **variables)
     assert done.returncode == 0, done.stderr
-    assert defines(pip) == {f"-Ccmake.define.{name}": value for name, value in expected.items()}
+    assert defines(pip) == {f"--config-settings=cmake.define.{name}": value for name, value in expected.items()}
 
 
 def test_build_type_jobs_and_output(install):
     done, pip = install("--no-clean", CPUINFER_BUILD_TYPE="Debug", CPUINFER_PARALLEL="3", CPUINFER_VERBOSE="1")
     assert done.returncode == 0, done.stderr
     assert pip[0] == "3"
-    assert {"-Ccmake.build-type=Debug", "-Cbuild.verbose=true", "--verbose"} <= set(pip)
+    assert {"--config-settings=cmake.build-type=Debug", "--config-settings=build.verbose=true", "--verbose"} <= set(pip)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,7 @@ def test_build_type_jobs_and_output(install):
         (["build"], {"CPUINFER_ENABLE_AMX": "perhaps"}, "CPUINFER_ENABLE_AMX=perhaps"),
         (["build"], {"CPUINFER_BUILD_TYPE": "Fast"}, "CPUINFER_BUILD_TYPE=Fast"),
         (["build", "--manual"], {"CPUINFER_ENABLE_AMX": "ON"}, "--manual needs"),
+        (["build"], {"PIP_HELP": ""}, "pip 9.0 is too old"),
         (["--fast"], {}, "unknown argument '--fast'"),
     ],
 )
