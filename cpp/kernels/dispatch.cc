@@ -77,7 +77,7 @@ Status choose_row(const char* forced, FeatureSet cpu, const Row** out) {
     for (const Row& row : kRows) last = row.emulated ? last : &row;
     return Status::unsupported("kt-kernel needs a CPU with AVX2" +
                                (last ? "; this one lacks: " + feature_names(last->needs & ~cpu) : std::string()) +
-                               ". To run anyway, slowly, set KT_KERNEL_CPU_VARIANT=emu");
+                               (find("emu") ? ". To run anyway, slowly, set KT_KERNEL_CPU_VARIANT=emu" : ""));
   }
 
   const Row* row = find(name);

@@ -21,6 +21,13 @@ std::string chosen(const char* forced, kt::FeatureSet cpu) {
   return status.is_ok() ? name : "error: " + status.message();
 }
 
+bool is_built(const std::string& name) {
+  for (const auto& v : kt::variants(0)) {
+    if (name == v.name) return true;
+  }
+  return false;
+}
+
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
@@ -40,17 +47,19 @@ KT_TEST(every_row_can_be_forced_by_name_in_any_case) {
 }
 
 KT_TEST(emulated_rows_are_never_chosen_by_themselves) {
-  KT_CHECK(contains(chosen(nullptr, 0), "KT_KERNEL_CPU_VARIANT=emu"));
-  KT_CHECK(contains(chosen("", 0), "avx2"));
-  KT_CHECK_EQ(chosen("emu", 0), "emu");
+  KT_CHECK_EQ(contains(chosen(nullptr, 0), "KT_KERNEL_CPU_VARIANT=emu"), is_built("emu"));
+  KT_CHECK(contains(chosen("", 0), "AVX2"));
+  if (is_built("emu")) KT_CHECK_EQ(chosen("emu", 0), "emu");
 }
 
 KT_TEST(errors_name_what_is_missing_and_what_would_work) {
-  const std::string refused = chosen("avx2", 0);
-  KT_CHECK(contains(refused, "lacks"));
-  KT_CHECK(contains(refused, "fma"));
-  KT_CHECK(contains(refused, "it can run: "));
-  KT_CHECK(contains(refused, "emu"));
+  if (is_built("avx2")) {
+    const std::string refused = chosen("avx2", 0);
+    KT_CHECK(contains(refused, "lacks"));
+    KT_CHECK(contains(refused, "fma"));
+    KT_CHECK(contains(refused, "it can run: "));
+    KT_CHECK_EQ(contains(refused, "emu"), is_built("emu"));
+  }
   const std::string unknown = chosen("avx3", needs_of("avx2"));
   KT_CHECK(contains(unknown, "KT_KERNEL_CPU_VARIANT=avx3"));
   KT_CHECK(contains(unknown, "known: avx512, "));
