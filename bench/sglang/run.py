@@ -17,6 +17,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -284,7 +285,7 @@ def _parse() -> argparse.Namespace:
     add("--rows", nargs="+", metavar="ROW", help="only these (default: all)")
     add("--figures", nargs="+", choices=table.CALLS, help="only these (default: all of each row)")
     add("--device", choices=["cuda", "cpu"], default="cuda")
-    add("--work", type=Path, default=Path("/tmp/kt-sglang"), help="folder for models; kept")
+    add("--work", type=Path, default=Path(tempfile.gettempdir(), "kt-sglang"), help="folder for models; kept")
     add("--logs", type=Path, help="folder for the logs of the engines (default: in --work)")
     add("--at-once", type=int, default=4, help="engines that start side by side")
     add(

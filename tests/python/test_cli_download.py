@@ -103,7 +103,7 @@ def test_a_file_that_was_cut_short_is_fetched_again(kt, hub, files, folder):
     assert kt("download", "m2").code == kt("verify", "m2").code == 0
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/tmp/outside.safetensors", "a/../../outside.safetensors"])
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/outside.safetensors", "a/../../outside.safetensors"])
 def test_no_file_goes_out_of_its_folder(kt, hub, folder, name):
     hub.repos["org/bad"] = {name: b"x" * 2000}
     assert "outside of its folder" in kt("download", "org/bad").line()

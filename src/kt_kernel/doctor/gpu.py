@@ -61,7 +61,7 @@ def driver(facts: Facts) -> Finding | None:
             t("driver {driver}; this torch is built for the CPU", driver=there),
             Status.WARNING,
             t("no GPU can be used"),
-            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130",
+            "pip install --force-reinstall torch",
         )
     least = _DRIVERS.get(order(facts.torch_cuda)[0], "")
     value = t("driver {driver}, torch built for CUDA {cuda}", driver=there, cuda=facts.torch_cuda)
