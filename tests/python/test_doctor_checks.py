@@ -208,7 +208,13 @@ CASES = {
         "starts",
         "pip install 'torch==2.11.0'",
     ),
-    "cuda none": ({}, {"gpus": (GPU,), "sglang_takes_kt": True}, "built for the CPU", "no GPU", "--force-reinstall torch"),
+    "cuda none": (
+        {},
+        {"gpus": (GPU,), "sglang_takes_kt": True},
+        "built for the CPU",
+        "no GPU",
+        "--force-reinstall torch",
+    ),
     "cuda old": (
         {},
         {"gpus": (replace(GPU, driver="550.54.14"),), "torch_cuda": "13.0", "sglang_takes_kt": True},
