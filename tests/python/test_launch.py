@@ -1,8 +1,13 @@
 """What is under `kt run`: who decides, SGLang's command line and its own options, what an engine reaches."""
 
+import http.server
+import json
 import os
+import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -180,3 +185,68 @@ def test_a_closed_engine_is_left_alone():
     engine = ScriptedEngine()
     engine.close()
     assert reached.measure_decode(engine) is None
+
+
+class AnsweringSGLang(http.server.BaseHTTPRequestHandler):
+    """Up at the third look; an answer of four tokens, 20 ms apart; asks for a key."""
+
+    looks = 0
+
+    def do_GET(self):
+        type(self).looks += 1
+        self.send_response(200 if self.looks > 2 else 503)
+        self.end_headers()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["stream"]
+        self.send_response(200 if self.headers["Authorization"] == "Bearer secret" else 401)
+        self.end_headers()
+        for count in range(1, 5):
+            time.sleep(0.02)
+            self.wfile.write(b"data: " + json.dumps({"meta_info": {"completion_tokens": count}}).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def answering_sglang():
+    AnsweringSGLang.looks = 0
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), AnsweringSGLang) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+# Follows a process that lives for a while, as `kt run` does before it becomes SGLang.
+FOLLOW = """
+import sys, time
+from kt_kernel.launch import sglang_reached
+sglang_reached.follow("0.0.0.0", int(sys.argv[1]), sys.argv[2], 1000.0)
+time.sleep(float(sys.argv[3]))
+"""
+
+
+def follow(port: int, key: str, seconds: float) -> str:
+    """What is said until the last one who holds stderr has ended."""
+    command = [sys.executable, "-c", FOLLOW, str(port), key, str(seconds)]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=True).stderr
+
+
+def test_what_sglang_reaches(home, answering_sglang):
+    said = re.fullmatch(
+        r"kt run: reached: (\d[\d.]*) tokens/s of one answer, \d+ % of what was promised\n"
+        r"kt run: 'kt doctor' looks for the reason\n",
+        follow(answering_sglang, "secret", 10),
+    )
+    assert said
+    assert 5 < float(said[1]) < 60
+
+
+def test_an_sglang_that_does_not_answer_or_ends_is_left_alone(home, answering_sglang):
+    assert follow(answering_sglang, "wrong", 4) == ""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert follow(unused.getsockname()[1], "secret", 1) == ""

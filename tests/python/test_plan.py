@@ -144,6 +144,19 @@ def test_active_experts():
     assert 127 < predict.active_experts(QWEN, 512) <= 128
 
 
+def test_a_gpu_that_holds_all_experts_leaves_nothing_to_the_cpu(tmp_path):
+    small = planner(tmp_path, QWEN, machine(8 * GB, gpus=(H200,)), sglang=True)
+    chosen = small.choose()
+    assert chosen.all_on_gpu
+    assert chosen.fits  # 61 GB, in 8 GB of the CPU's memory
+    assert "all of a layer" in chosen.choices["gpu experts"].reason
+    plan = small.plan(FakeProbe())
+    assert (plan.alternatives, plan.token_bytes) == ((), 0)
+    one_less = planner(tmp_path, QWEN, machine(8 * GB, gpus=(H200,)), Wanted(gpu_experts=127), sglang=True).choose()
+    assert not one_less.all_on_gpu
+    assert not one_less.fits
+
+
 @pytest.mark.parametrize(
     ("gpus", "sglang", "engine"), [((), False, EMBEDDED), ((), True, EMBEDDED), ((H200,), False, EMBEDDED)]
 )
@@ -249,7 +262,7 @@ def test_what_would_help(tmp_path):
     assert "it fits with --method INT4G" in told(machine(30 * GB), Wanted(method="BF16"))
     assert "it fits with --context" in told(machine(20 * GB), Wanted(method="INT4G", context=40960))
     assert "the smallest method needs" in told(machine(8 * GB))
-    beside = told(machine(50 * GB, gpus=(H200,)), Wanted(method="BF16", engine=SGLANG), sglang=True)
+    beside = told(machine(50 * GB, gpus=(H200,)), Wanted(method="BF16", gpu_experts=100), sglang=True)
     assert "KT_KERNEL_SKIP_GPU_EXPERTS=1" in beside
     small = told(machine(800 * GB, gpus=(RTX_4090,)), facts=DEEPSEEK, sglang=True)
     assert "missing on each GPU" in small

@@ -68,7 +68,7 @@ def promise(found: "Prediction") -> str:
     each = {name: 1e3 * seconds / found.tokens for name, seconds in found.parts.items()}
     parts = sorted(each.items(), key=lambda part: -part[1])
     shown = ", ".join(f"{name_of(name)} {ms:.3g}" for name, ms in parts if ms >= 0.01 * sum(each.values()))
-    return t("{rate} tokens/s (ms of a token: {parts})", rate=f"{found.tokens_per_s:.3g}", parts=shown)
+    return t("{rate} tokens/s (ms of a token: {parts})", rate=printing.three_digits(found.tokens_per_s), parts=shown)
 
 
 def as_dict(plan: "Plan", machine: "Machine", wanted: "Wanted") -> dict:

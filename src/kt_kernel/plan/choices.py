@@ -180,6 +180,9 @@ def choose_context(facts: Facts, wanted: Wanted, engine: str, left: int) -> tupl
 def gpu_choice(facts: Facts, gpu: GpuPlan, wanted: Wanted) -> Choice:
     if wanted.gpu_experts is not None:
         return Choice("gpu experts", gpu.gpu_experts, wanted.reason("gpu_experts"))
+    if gpu.gpu_experts >= facts.experts:
+        free = f"{gpu.free_bytes / 1e9:.0f}"
+        return Choice("gpu experts", gpu.gpu_experts, t("all of a layer: {free} GB of GPU memory hold them", free=free))
     reason = t(
         "of {experts} in each layer; what {free} GB of GPU memory hold beside the rest and {tokens} tokens",
         experts=facts.experts,

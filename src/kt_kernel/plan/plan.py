@@ -1,6 +1,6 @@
 """The plan of a model on this machine: what is chosen, what it needs, what it will do, and what else would."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kt_kernel.machine.facts import Machine, disk_of
@@ -53,6 +53,11 @@ class Chosen:
         return all(need.fits for need in self.needs)
 
     @property
+    def all_on_gpu(self) -> bool:
+        """No expert is left for the CPU."""
+        return self.gpu is not None and self.gpu.gpu_experts >= self.model.facts.experts
+
+    @property
     def engine(self) -> str:
         return str(self.choices["engine"].value)
 
@@ -103,8 +108,8 @@ class Planner:
         if engine.value == SGLANG and self.machine.gpus:
             gpu = gpu_plan(facts, self._gpus(), context.value, wanted.gpu_experts)
             chosen.append(choices.gpu_choice(facts, gpu, wanted))
-        by_name = {choice.name: choice for choice in chosen}
-        return Chosen(self.model, by_name, gpu, self._needs(least + weights, gpu))
+        found = Chosen(self.model, {choice.name: choice for choice in chosen}, gpu, ())
+        return replace(found, needs=self._needs(least if found.all_on_gpu else least + weights, gpu))
 
     def plan(self, probe: Probe, probe_limit_s: float = 8.0) -> Plan:
         """`probe` has the threads that are chosen. Other methods are measured as long as there is time left."""
@@ -113,7 +118,7 @@ class Planner:
         load_disk_s, load_memory_s = self._load_seconds(probe, chosen.method)
         alternatives = []
         for method in choices.candidates(self.model.facts):
-            if method != chosen.method:
+            if method != chosen.method and not chosen.all_on_gpu:
                 is_time = probe.measured_s < probe_limit_s
                 alternatives.append(self._alternative(probe if is_time else None, method, chosen))
         return Plan(

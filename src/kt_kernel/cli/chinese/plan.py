@@ -94,6 +94,7 @@ TEXTS = {
     "all that the model was made for": "模型支持的全部",
     "half of the memory that is left: {gb} GB": "剩余内存的一半：{gb} GB",
     "requests at once, by the same memory": "同样按内存决定的并发请求数",
+    "all of a layer: {free} GB of GPU memory hold them": "一层的全部：{free} GB 显存放得下",
     "of {experts} in each layer; what {free} GB of GPU memory hold beside the rest and {tokens} tokens": (
         "每层共 {experts} 个；{free} GB 显存除去其余部分和 {tokens} 个 token 之后能放下的"
     ),
