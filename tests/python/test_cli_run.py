@@ -283,7 +283,7 @@ def test_sglang_gets_the_command_and_every_option_a_reason(capfd, with_sglang, m
     assert words[-2:] == ["--new-thing", "5"]
     found = {words[i]: words[i + 1] for i in range(3, len(words) - 1) if words[i].startswith("--")}
     assert found["--model"] == found["--kt-weight-path"] == str(model)
-    assert (found["--kt-cpuinfer"], found["--kt-threadpool-count"]) == ("16", "2")
+    assert (found["--kt-cpuinfer"], found["--kt-threadpool-count"]) == ("15", "2")
     assert (found["--kt-method"], found["--attention-backend"]) == ("BF16", "triton")
     assert found["--kt-num-gpu-experts"] == "2"
     assert "--trust-remote-code" not in words

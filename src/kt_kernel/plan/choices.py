@@ -75,9 +75,12 @@ def choose_engine(machine: Machine, wanted: Wanted, sglang: bool, only_shown: bo
     return Choice("engine", EMBEDDED, reason)
 
 
-def choose_threads(machine: Machine, wanted: Wanted) -> Choice:
+def choose_threads(machine: Machine, wanted: Wanted, engine: str) -> Choice:
     if wanted.threads is not None:
         return Choice("threads", wanted.threads, wanted.reason("threads"))
+    if engine == SGLANG and 1 < machine.cpus == machine.threads:
+        reason = t("one for each physical core but one: the thread that drives the GPU needs it")
+        return Choice("threads", machine.threads - 1, reason)
     if machine.threads < machine.cores:
         reason = t(
             "the cgroup gives the time of {quota} CPUs, fewer than the {cores} physical cores",
