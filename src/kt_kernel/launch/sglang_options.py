@@ -108,7 +108,7 @@ def _add_experts(options: OptionList, server: Server, chosen: Chosen) -> None:
     if server.named_nodes:
         options.add("kt-numa-nodes", nodes.value, nodes.reason)
     if gpu := chosen.choices.get("gpu experts"):
-        options.add("kt-num-gpu-experts", max(1, int(gpu.value)), gpu.reason)  # SGLang fails with 0
+        options.add("kt-num-gpu-experts", max(1, int(gpu.value)), gpu.reason)  # 0 was tried with bf16 alone
     else:
         options.add("kt-num-gpu-experts", 1, t("no GPU is here to look at"))
     options.add("kt-method", method.value, method.reason)
