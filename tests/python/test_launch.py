@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 from plan_cases import GB, H200, RTX_4090, machine
@@ -188,24 +189,26 @@ def test_a_closed_engine_is_left_alone():
 
 
 class AnsweringSGLang(http.server.BaseHTTPRequestHandler):
-    """Up at the third look; an answer of four tokens, 20 ms apart; asks for a key."""
+    """Up at the second look; an answer of four tokens, 20 ms apart, to whoever has the key."""
 
     looks = 0
+    asked = threading.Event()
 
     def do_GET(self):
         type(self).looks += 1
-        self.send_response(200 if self.looks > 2 else 503)
+        self.send_response(200 if self.looks > 1 else 503)
         self.end_headers()
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body["stream"]
-        self.send_response(200 if self.headers["Authorization"] == "Bearer secret" else 401)
+        known = body["stream"] and self.headers["Authorization"] == "Bearer secret"
+        self.send_response(200 if known else 401)
         self.end_headers()
-        for count in range(1, 5):
+        for count in range(1, 5) if known else ():
             time.sleep(0.02)
             self.wfile.write(b"data: " + json.dumps({"meta_info": {"completion_tokens": count}}).encode() + b"\n\n")
         self.wfile.write(b"data: [DONE]\n\n")
+        self.asked.set()
 
     def log_message(self, *_):
         pass
@@ -214,39 +217,53 @@ class AnsweringSGLang(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def answering_sglang():
     AnsweringSGLang.looks = 0
+    AnsweringSGLang.asked.clear()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), AnsweringSGLang) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
 
 
-# Follows a process that lives for a while, as `kt run` does before it becomes SGLang.
-FOLLOW = """
+# Is followed, as `kt run` is before it becomes SGLang.
+FOLLOWED = """
 import sys, time
 from kt_kernel.launch import sglang_reached
 sglang_reached.follow("0.0.0.0", int(sys.argv[1]), sys.argv[2], 1000.0)
-time.sleep(float(sys.argv[3]))
+print("followed", file=sys.stderr, flush=True)
+time.sleep(60)
 """
 
 
-def follow(port: int, key: str, seconds: float) -> str:
-    """What is said until the last one who holds stderr has ended."""
-    command = [sys.executable, "-c", FOLLOW, str(port), key, str(seconds)]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=True).stderr
+@contextmanager
+def followed(port: int, key: str):
+    command = [sys.executable, "-c", FOLLOWED, str(port), key]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.readline() == "followed\n"
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_what_sglang_reaches(home, answering_sglang):
-    said = re.fullmatch(
-        r"kt run: reached: (\d[\d.]*) tokens/s of one answer, \d+ % of what was promised\n"
-        r"kt run: 'kt doctor' looks for the reason\n",
-        follow(answering_sglang, "secret", 10),
-    )
-    assert said
-    assert 5 < float(said[1]) < 60
+    with followed(answering_sglang, "secret") as process:
+        said = re.fullmatch(
+            r"kt run: reached: ([\d.]+) tokens/s of one answer, \d+ % of what was promised\n",
+            process.stderr.readline(),
+        )
+        assert said
+        assert 5 < float(said[1]) < 60
+        assert process.stderr.readline() == "kt run: 'kt doctor' looks for the reason\n"
 
 
-def test_an_sglang_that_does_not_answer_or_ends_is_left_alone(home, answering_sglang):
-    assert follow(answering_sglang, "wrong", 4) == ""
+def test_whoever_waits_for_sglang_ends_with_it(home, answering_sglang):
+    """Who holds stderr has not ended."""
+    with followed(answering_sglang, "wrong") as process:
+        assert AnsweringSGLang.asked.wait(30)
+        process.kill()
+        assert process.stderr.read() == ""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        assert follow(unused.getsockname()[1], "secret", 1) == ""
+        with followed(unused.getsockname()[1], "secret") as process:
+            process.kill()
+            assert process.stderr.read() == ""
