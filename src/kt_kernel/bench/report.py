@@ -66,7 +66,7 @@ _PEER_COLUMNS = (
     ("GB/s", True, lambda f: f"{f['gbps']:.1f}"),
     ("TFLOPS", True, lambda f: f"{f['tflops']:.3f}"),
     ("threads", True, lambda f: str(f["threads"])),
-    ("peer", False, lambda f: f.get("peer", "kt-kernel 0.7.2")),  # figures of earlier versions do not name it
+    ("peer", False, lambda f: f["peer"]),
     ("peer us", True, lambda f: f"{f['peer_us']:.0f}"),
     ("GB/s", True, lambda f: f"{f['peer_gbps']:.1f}"),
     ("TFLOPS", True, lambda f: f"{f['peer_tflops']:.3f}"),
