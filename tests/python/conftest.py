@@ -21,8 +21,8 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, m
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 
-# Files that take 20 s of CPU time or wait as long, longest first. They begin, so that no worker is left with one of them
-# at the end; xdist by itself begins with the files that have the most tests.
+# Files that take 20 s of CPU time or wait as long, longest first. They begin, so that no worker is left with one of
+# them at the end; xdist by itself begins with the files that have the most tests.
 LONG_FILES = (
     "test_server_demo.py",
     "test_bench_quality.py",
