@@ -19,7 +19,7 @@ TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/q
 export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help run test test-cpp test-python test-isolation test-wheel test-clang test-sglang sanitize asan tsan bench lint format wheel docs clean
+.PHONY: help run test test-cpp test-python test-isolation test-wheel test-clang test-sglang sanitize asan asan-build tsan tsan-build bench lint format wheel docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,13 +28,21 @@ help:  ## list the targets
 run: $(VENV)/.built  ## serve the demo model, or another command: make run ARGS="bench limits"
 	kt $(or $(ARGS),run demo)
 
-test: lint test-cpp test-python test-isolation test-wheel sanitize  ## everything CI runs
+# What the sanitizers need is compiled beside the tests, in the time that these leave: one core of two is often idle.
+ALONE := $(firstword $(MAKE)) --no-print-directory  # by another name, so that a dry run does not run it
+test: lint  ## everything CI runs
+	@mkdir -p build
+	@nice -n 19 $(ALONE) asan-build tsan-build > build/sanitizers.log 2>&1 & building=$$!; \
+	trap 'kill $$building 2> /dev/null' EXIT; trap 'exit 1' INT TERM; \
+	$(ALONE) test-cpp test-python test-isolation test-wheel && \
+	{ wait $$building || { cat build/sanitizers.log; exit 1; }; }
+	@$(ALONE) sanitize
 
 test-cpp: $(VENV)/.built  ## C++ tests
 	ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS)
 
 test-python: $(VENV)/.built  ## Python tests: make test-python ARGS="-k variant"
-	pytest --numprocesses 2 --dist loadfile $(ARGS)
+	pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-isolation: $(VENV)/.built  ## object code: nothing above the baseline outside the ISA objects
 	python tools/check_isolation.py $(BUILD)
@@ -51,17 +59,21 @@ CONFIGURE = cmake -S . -G Ninja --log-level=WARNING -DKT_PYTHON=OFF -DKT_DEV=ON
 
 # One row: both are the same algorithm, and the emulated one alone takes 5 minutes to compile so.
 ASAN_ISAS ?= $(shell grep -qw avx2 /proc/cpuinfo && echo avx2 || echo emu)
-asan: $(VENV)/.tools
+# ninja itself, since cmake would not hand on the signal that ends it.
+asan-build: $(VENV)/.tools
 	$(CONFIGURE) -B build/asan -DCMAKE_BUILD_TYPE=Debug -DKT_SANITIZE=address,undefined "-DKT_ISAS=$(ASAN_ISAS)"
-	cmake --build build/asan
+	ninja -C build/asan -j $(JOBS)
+
+asan: asan-build
 	ctest --test-dir build/asan --output-on-failure --parallel $(JOBS)
 
-tsan: $(VENV)/.tools
-ifneq ($(TSAN_TESTS),)
+tsan-build: $(VENV)/.tools
 	$(CONFIGURE) -B build/tsan -DCMAKE_BUILD_TYPE=Debug -DKT_SANITIZE=thread -DKT_ISAS=emu
-	cmake --build build/tsan --target $(TSAN_TESTS)
+	ninja -C build/tsan -j $(JOBS) $(TSAN_TESTS)
+
+# One after the other: each has more threads than there are cores.
+tsan: tsan-build
 	ctest --test-dir build/tsan --output-on-failure --tests-regex '^($(subst $() ,|,$(TSAN_TESTS)))$$'
-endif
 
 test-clang: $(VENV)/.tools  ## C++ tests built by another compiler: make test-clang CLANG=clang++-14
 	$(CONFIGURE) -B build/clang -DCMAKE_CXX_COMPILER=$(CLANG)

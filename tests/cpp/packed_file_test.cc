@@ -118,8 +118,8 @@ KT_TEST(experts_come_back_at_any_place) {
     for (int nodes : {1, 2, 5}) {
       const Format format = static_cast<Format>(f);
       kt_test::now_running("packed %s nodes=%d", kt::format_name(format), nodes);
-      const bool blocks = kt::gguf_block(format).weights > 1;  // of up to 256, on each of 5 nodes
-      const int hidden = blocks ? 256 : 100, intermediate = blocks ? 1280 : 333;
+      const bool blocks = kt::gguf_block(format).weights > 1;  // of up to 256, on each node
+      const int hidden = blocks ? 256 : 100, intermediate = blocks ? 256 * nodes : 333;
       Fixture from(nodes, 3, format, hidden, intermediate), to(nodes, 4, format, hidden, intermediate);
       KT_CHECK(from.layer->fill_random(7).is_ok());
       File file;

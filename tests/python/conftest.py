@@ -21,6 +21,23 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, m
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 
+# Files that take 20 s of CPU time or wait as long, longest first. They begin, so that no worker is left with one of
+# them at the end; xdist by itself begins with the files that have the most tests.
+LONG_FILES = (
+    "test_server_demo.py",
+    "test_bench_quality.py",
+    "test_convert_smollm2.py",
+    "test_terminal_run.py",
+    "test_plan_accuracy.py",
+    "test_layer_activation.py",
+    "test_layer_semantics.py",
+    "test_weights_memory.py",
+    "test_hf_memory.py",
+    "test_hf_architectures.py",
+    "test_weights_families.py",
+    "test_docs_blocks.py",
+)
+
 _ERRORS = "measured_errors"
 _errors: dict[tuple[str, str], tuple[float, float]] = {}
 
@@ -36,6 +53,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         files = sorted(path for path in folder.iterdir() if path.is_file()) if folder else []
         none = pytest.param(None, marks=pytest.mark.skip(reason="--readmes names no folder with other files"))
         metafunc.parametrize("readme", files or [none], ids=[path.name for path in files] or ["none"])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
 def pytest_report_header() -> str:

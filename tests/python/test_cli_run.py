@@ -151,6 +151,13 @@ def test_missing_packages_are_one_line(capfd, monkeypatch):
     assert said.line() == "kt run: msgspec, uvicorn not found: pip install 'kt-kernel[engine]'"
 
 
+def test_a_python_that_the_extra_does_not_install_on_is_told(capfd, monkeypatch):
+    found = command.find_spec
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "transformers" else found(name))
+    monkeypatch.setattr(command, "_ENGINE_PYTHON", (9, 0))
+    assert "the embedded engine needs Python 3.11 or newer" in run(capfd, "run", "demo").line()
+
+
 def test_what_is_looked_for_is_what_the_extra_installs():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     [extra] = re.findall(r"^engine = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)

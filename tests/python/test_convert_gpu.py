@@ -115,7 +115,7 @@ def test_without_the_optional_packages_one_line_says_so(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "llmcompressor" in done.stderr
-    assert "pip install 'kt-kernel[gpu-weights]'" in done.stderr
+    assert "pip install 'kt-kernel[convert]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -185,7 +185,7 @@ CASES = {
         "kt run",
         "kt-kernel[engine]",
     ),
-    "engine old": ({}, {"sglang_takes_kt": False}, "no --kt-* options", "experts", "sglang>=0.5.11"),
+    "engine old": ({}, {"sglang_takes_kt": False}, "no --kt-* options", "experts", "sglang>=0.5.17"),
     "torch missing": ({}, {"installed": {"numpy": INSTALLED["numpy"]}}, "not installed", "not work", "torch>=2.4"),
     "torch old": (
         {},

@@ -1,4 +1,4 @@
-"""The Python blocks of README.md run as they are written, and with --readmes those of other files.
+"""Python blocks of pages run as they are written: with --readmes those of other files; test_docs_blocks.py has ours.
 
 Blocks of a file share a namespace, in their order. What such text leaves open is filled in: tensors of the sizes that
 the constructor in the file names, and "/path/to/weights".
@@ -27,15 +27,6 @@ def run_blocks(path: Path, names: dict, weights: Path | None = None, places: dic
             code = code.replace(placeholder, str(real))
         exec(compile(code, f"{path.name}, block {number}", "exec"), names)
     return names
-
-
-def test_our_own():
-    path = ROOT / "README.md"
-    assert blocks_of(path.read_text()) != []
-    pytest.importorskip("torch", reason="torch is not installed: the example of README.md was not run")
-    out = run_blocks(path, {})["out"]
-    assert out.isfinite().all()
-    assert out.float().std() > 0.01
 
 
 def test_blocks_are_found():

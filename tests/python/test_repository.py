@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import LONG_FILES
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,3 +79,7 @@ def test_features_of_the_table_are_known_to_the_core():
     table = set(re.findall(r"^set\(KT_FLAG_(\w+)", (ROOT / "cmake/isa.cmake").read_text(), re.MULTILINE))
     core = set(re.findall(r"^\s+X\((\w+), leaf", (ROOT / "cpp/cpu/features.h").read_text(), re.MULTILINE))
     assert table == core
+
+
+def test_files_that_begin_exist():
+    assert [name for name in LONG_FILES if not (ROOT / "tests/python" / name).exists()] == []

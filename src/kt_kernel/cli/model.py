@@ -106,7 +106,7 @@ def info(model: Model, as_json: AsJson = False) -> None:
     printing.facts((name, value) for name, value in rows if value not in (None, ""))
 
 
-@app.command(epilog=printing.examples("kt model add ~/models/Qwen3-30B-A3B", "kt model add ./model.gguf --name mine"))
+@app.command(epilog=printing.examples("kt model add ~/models/GLM-4.5-Air", "kt model add ./model.gguf --name mine"))
 def add(
     path: Annotated[Path, typer.Argument(help="The folder of a model, or a GGUF file.", show_default=False)],
     name: Annotated[str | None, typer.Option("--name", "-n", help="What to call it (default: its folder).")] = None,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kt_kernel.registry.find import Found
 
 _NEEDED = ("h11", "jinja2", "msgspec", "starlette", "transformers", "uvicorn")  # the extra; a test compares
+_ENGINE_PYTHON = (3, 11)  # of transformers 5.21
 # What a model or a setting that does not fit raises; anything else is a fault of ours and keeps its traceback.
 _EXPECTED = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
 
@@ -171,6 +172,9 @@ def _check_engine(context: typer.Context, asked: "Asked", here: "Machine", shown
 
 def _check_extras() -> None:
     missing = [module for module in _NEEDED if find_spec(module) is None]
+    if missing and sys.version_info < _ENGINE_PYTHON:
+        found = ".".join(map(str, sys.version_info[:2]))
+        printing.fail("run", t("the embedded engine needs Python 3.11 or newer, this is {found}", found=found))
     if missing:
         printing.fail("run", t("{modules} not found: pip install 'kt-kernel[engine]'", modules=", ".join(missing)))
 

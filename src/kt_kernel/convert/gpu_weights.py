@@ -149,7 +149,7 @@ def check(given: argparse.Namespace) -> None:
         raise ConvertError(f"--output_dir {given.output_dir} is not empty; choose another folder")
     if absent := missing_packages():
         raise ConvertError(
-            f"{', '.join(absent)} is not installed: pip install 'kt-kernel[gpu-weights]' (llmcompressor asks for "
+            f"{', '.join(absent)} is not installed: pip install 'kt-kernel[convert]' (llmcompressor asks for "
             "versions of torch and transformers of its own: an environment of its own is best)"
         )
 

@@ -26,7 +26,7 @@ PACKAGES = (
     Package("torch", "2.4", "2.13.0"),
     Package("transformers", "5.21", "5.22.2", "6", "kt run, kt verify MODEL"),
     Package("huggingface_hub", "", "2.4.0", "", "kt model download"),
-    Package("sglang", "0.5.11", "0.5.23", "", "kt run on a GPU"),
+    Package("sglang", "0.5.17", "0.5.23", "", "kt run on a GPU"),
 )
 
 # Distributions under which SGLang is found: its own, and the fork that the released kt-kernel came with.

@@ -64,6 +64,7 @@ TEXTS = {
     "name a model, as in 'kt run demo'": "请给出模型，如 'kt run demo'",
     "Which model? A number, a name, or a folder": "哪个模型？编号、名称或文件夹",
     "{engine} does not know it; --engine takes another one": "{engine} 不认识它；用 --engine 换一个引擎",
+    "the embedded engine needs Python 3.11 or newer, this is {found}": "内置引擎需要 Python 3.11 或更新版本，这里是 {found}",
     "{modules} not found: pip install 'kt-kernel[engine]'": "找不到 {modules}：pip install 'kt-kernel[engine]'",
     "{name} is not on this machine. Download {gb} GB to {folder}?": ("本机没有 {name}。下载 {gb} GB 到 {folder}？"),
     "{name} is not on this machine: 'kt model download {name}' brings it, or --yes": (

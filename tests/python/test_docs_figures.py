@@ -1,0 +1,93 @@
+"""The figures of README.md are those of bench/results/."""
+
+import json
+import re
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench/results"
+if not RESULTS.exists():
+    pytest.skip("bench/results is not here: it is no part of source packages", allow_module_level=True)
+
+
+def results(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def one(name: str, **wanted) -> dict:
+    (found,) = (row for row in results(name)["figures"] if wanted.items() <= row.items())
+    return found
+
+
+def serve(**wanted) -> dict:
+    return one("zen4-2core-avx512_bf16", part="serve", **wanted)
+
+
+def avx2(tokens: int, **wanted) -> str:
+    return times(one("zen4-2core-avx2", part="peers", tokens=tokens, **wanted)["speedup"])
+
+
+def run_of(date: str) -> dict:
+    (found,) = (run for run in results("hybrid-emerald-rapids-16vcpu-h200")["runs"] if run["date"].startswith(date))
+    return found
+
+
+def against_released(rows: list[dict], method: str, tokens: int) -> str:
+    """Median times of both, where a point was measured more than once."""
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for row in rows:
+        if (row["shape"], row["method"], row["tokens"]) == ("dsv3", method, tokens):
+            found[row["who"] == "ours"].append(row["us"])
+    return times(median(found[False]) / median(found[True]))
+
+
+def int8(tokens: int) -> str:
+    return against_released(run_of("2026-11-15T08:40")["public_api_against_0.7.2"], "AMXINT8", tokens)
+
+
+def fp8(tokens: int) -> str:
+    run = run_of("2026-11-15T12:06")
+    return against_released([*run["ours"], *run["kt_kernel_0_7_2"]], "FP8", tokens)
+
+
+def q4_k(tokens: int) -> str:
+    rows = run_of("2026-11-15T15:11")["llama_cpp"]
+    (found,) = (row for row in rows if (row["shape"], row["format"], row["tokens"]) == ("dsv3", "q4_k", tokens))
+    return times(found["speedup"])
+
+
+def times(value: float) -> str:
+    return f"{value:.0f}x" if value >= 10 else f"{value:.1f}x"
+
+
+def shown() -> dict[str, str]:
+    """What was measured -> the figure, of the table in README.md."""
+    table = (ROOT / "README.md").read_text().partition("## Figures")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| [^|]*\| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE))
+
+
+def measured() -> dict[str, str]:
+    alone, many = (serve(model="demo", phase="decode", batch=batch) for batch in (1, 16))
+    large = serve(model="qwen3-30b, 48 of 48 layers", phase="decode")
+    small = {"shape": "8x2x3072x1536", "format": "fp8"}
+    bf16 = {"shape": "dsv3", "format": "bf16"}
+    return {
+        "demo model, one request": f"{times(alone['vs_stock'])} transformers (bf16), "
+        f"{times(alone['vs_llamacpp'])} llama.cpp (Q8_0)",
+        "demo model, 16 requests": f"{times(many['vs_stock'])} transformers, {times(many['vs_llamacpp'])} llama.cpp",
+        "Qwen3-30B-A3B shape, all 48 layers, int4g": f"{large['read_share']:.0%}".replace("%", " %")
+        + " of the read bandwidth, end to end",
+        "one layer, AVX2, bf16, against kt-kernel 0.7.2": f"{avx2(1, **bf16)} at T=1, {avx2(256, **bf16)} at T=256",
+        "one layer, AVX2, FP8, against kt-kernel 0.7.2": f"{avx2(1, **small)} at T=1, {avx2(256, **small)} at T=256",
+        "DeepSeek-V3 layer, int8, against kt-kernel 0.7.2": f"{int8(1)} at T=1, {int8(2048)} at T=2048",
+        "DeepSeek-V3 layer, FP8, against kt-kernel 0.7.2": f"{fp8(1)} at T=1, {fp8(2048)} at T=2048",
+        "DeepSeek-V3 layer, Q4_K, against llama.cpp": f"{q4_k(1)} at T=1, {q4_k(2048)} at T=2048",
+    }
+
+
+def test_readme_shows_what_was_measured():
+    found = {what: figure for what, figure in shown().items() if what not in ("What", "---")}
+    assert found == measured()
