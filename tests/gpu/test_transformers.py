@@ -2,12 +2,13 @@
 
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed: its plugin was not tested on a GPU")
+try:
+    from kt_kernel.hf import KTConfig
+except ImportError as error:  # it says which version it needs
+    pytest.skip(f"{error}; the plugin was not tested on a GPU", allow_module_level=True)
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-
-from kt_kernel.hf import KTConfig
 
 EXPERTS, VOCABULARY = 8, 64
 
