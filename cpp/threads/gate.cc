@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +20,12 @@ int64_t monotonic_ns() {
 }
 
 void yield_core() { sched_yield(); }
+
+int64_t involuntary_switches() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nivcsw;
+}
 
 void Gate::sleep(uint32_t old) {
   sleepers_.fetch_add(1, std::memory_order_seq_cst);

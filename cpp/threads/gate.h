@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "threads/contention.h"
+
 namespace kt {
 
 // Bounded by time, not by count: a pause takes 5 ns on Zen 2, 40 ns on Skylake, and microseconds in a guest whose
@@ -31,13 +33,10 @@ inline void cpu_pause() {
 int64_t monotonic_ns();
 void yield_core();
 
-// A yield that took this long gave the core to a thread that has work. Spinning against it costs both: the scheduler
-// counts the spinning as use of the core, so the event finds this thread without a claim and waits for the other's
-// slice to end. A sleeper, in contrast, is let in when it is woken. So this thread sleeps, now and whenever it would
-// spin in the next kSleepAfterContentionNs.
-inline constexpr int64_t kContendedNs = 50'000;
-inline constexpr int64_t kSleepAfterContentionNs = 50'000'000;
-inline thread_local int64_t contended_until_ns = 0;
+// How often another thread ran instead of this one, which could have gone on.
+int64_t involuntary_switches();
+
+inline thread_local ContentionWatch contention_watch;
 
 // True as soon as ready() is, false when the caller should sleep.
 template <class Ready>
@@ -45,7 +44,7 @@ bool spin_until(const Ready& ready, SpinPolicy policy) {
   if (ready()) return true;
   if (policy.budget_ns <= 0) return false;
   const int64_t start_ns = monotonic_ns();
-  if (start_ns < contended_until_ns) return false;
+  if (contention_watch.sleeps(start_ns)) return false;
   int64_t yielded_ns = start_ns;
   for (;;) {
     for (int i = 0; i < kPausesPerLook; ++i) {
@@ -57,8 +56,8 @@ bool spin_until(const Ready& ready, SpinPolicy policy) {
     if (now_ns - yielded_ns >= policy.yield_ns) {
       yield_core();
       yielded_ns = monotonic_ns();
-      if (yielded_ns - now_ns >= kContendedNs) {
-        contended_until_ns = yielded_ns + kSleepAfterContentionNs;
+      if (yielded_ns - now_ns >= ContentionWatch::kLongYieldNs &&
+          contention_watch.add_long_yield(yielded_ns, involuntary_switches())) {
         return ready();
       }
     }

@@ -21,9 +21,10 @@ namespace {
 // Two lines: Intel's L2 fetches lines in pairs, so 64 bytes apart still disturbs.
 constexpr size_t kLine = 128;
 constexpr int kMaxThreads = kMaxCpus;
-// Waiting inside a job. Longer than the imbalance of a phase; after it a sleeping waiter costs one wake-up (5..50 us),
-// under a quarter of what was already lost.
-constexpr int64_t kBarrierSpinNs = 200'000;
+// Waiting inside a job: longer than the imbalance of a phase, and than a hypervisor keeps a core from the worker that
+// is waited for. A waiter that sleeps meanwhile hands its own core to the hypervisor too, and comes late to the next
+// phase (5..50 us on an idle host, milliseconds on a busy one).
+constexpr int64_t kBarrierSpinNs = 5'000'000;
 
 #ifndef NDEBUG
 thread_local const Pool* running_pool = nullptr;
