@@ -5,7 +5,7 @@ import math
 # By method: how close, in log-prob, the two best tokens of the reference may be for the other one to be taken (twice
 # what noise moves one of them); and the limit of the mean of |log-prob - reference| over forced tokens. bf16 gives 0.05
 # on any engine, an expert of 16 that is left out 1.4.
-LIMITS = {None: (0.5, 0.1), "BF16": (0.5, 0.1), "AMXINT8": (1.0, 0.2)}
+LIMITS = {None: (0.5, 0.1), "BF16": (0.5, 0.1), "RAWINT4": (0.5, 0.1), "AMXINT8": (1.0, 0.2)}
 
 
 def wrong_tokens(rows: list[dict], answers: list[dict], method: str | None = "BF16") -> list[str]:

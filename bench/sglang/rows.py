@@ -8,10 +8,10 @@ PLUGIN = "plugin"  # the same with the plugin of kt_kernel.integrations.sglang, 
 FORK = "fork"  # sglang-kt 0.7.2, and this kt_kernel
 ORIGINAL = "original"  # sglang-kt 0.7.2, and kt-kernel 0.7.2
 
-TINY, LARGE = "tiny", "qwen3-30b-8layers"
-GPU_EXPERTS = {TINY: 4, LARGE: 32}  # a quarter
+TINY, INT4, LARGE = "tiny", "tiny-int4", "qwen3-30b-8layers"
+GPU_EXPERTS = {TINY: 4, INT4: 4, LARGE: 32}  # a quarter
 # Of the large model what was best for kt-kernel 0.7.2 on 16 CPUs.
-THREADS = {TINY: 8, LARGE: 14}
+THREADS = {TINY: 8, INT4: 8, LARGE: 14}
 PREFILL_TOKENS = 2048
 
 COMMON = {
@@ -97,6 +97,8 @@ class Row:
 _STREAMED = {"kt_gpu_prefill_token_threshold": 8}
 _LONG = {"kt_gpu_prefill_token_threshold": PREFILL_TOKENS // 2}
 _DYNAMIC = {"kt_enable_dynamic_expert_update": True}
+# SGLang's kernels for 4 bits that are not compiled there: those of Marlin take over five minutes.
+_TRITON = {"moe_runner_backend": "triton"}
 _EAGER = {"disable_cuda_graph": True, "cuda_graph_bs_decode": None}
 # What bench/sglang/fault leaves out: an expert of the CPU, in every layer.
 _DROP = {"KT_FAULT_DROP_EXPERT": "9"}
@@ -114,6 +116,9 @@ ROWS = (
     Row("server, killed", ends="SIGKILL"),
     Row("plugin", PLUGIN, figures=DECODE, baseline="original", together=True),
     Row("plugin, prefill on the GPU", PLUGIN, options=_STREAMED | _DYNAMIC, together=True),
+    Row("int4 plain", STOCK, INT4, None, options=_TRITON),
+    Row("int4", PLUGIN, INT4, "RAWINT4", options=_TRITON, together=True),
+    Row("int4, prefill on the GPU", PLUGIN, INT4, "RAWINT4", _TRITON | _STREAMED | _DYNAMIC, together=True),
     Row("fork", FORK, figures=DECODE, baseline="original", together=True),
     Row("original", ORIGINAL, figures=DECODE),
     Row("large", STOCK, LARGE, figures=LARGE_FIGURES, baseline="original large", right=None),

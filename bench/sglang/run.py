@@ -28,7 +28,7 @@ import checks
 import rows as table
 import server as http
 from engines import Engine, EngineError, Place
-from rows import LARGE, ORIGINAL, STOCK, TINY, Row
+from rows import INT4, LARGE, ORIGINAL, STOCK, TINY, Row
 
 HERE = Path(__file__).parent
 _ASK_SECONDS = 120
@@ -53,6 +53,9 @@ class Run:
         folder = self._model(model)
         if (folder / "model.safetensors.index.json").exists():
             return
+        if model == INT4:
+            self._script("int4_model.py", STOCK, folder)
+            return
         self._script("models.py", STOCK, folder, model)
         if model == TINY:
             self._script("models.py", STOCK, folder, "reference")
@@ -60,7 +63,7 @@ class Run:
     def _script(self, name: str, place: str, *words) -> None:
         where = self._places.get(place, Place())
         command = [where.python, str(HERE / name), *map(str, words)]
-        log = self._given.logs / f"{name}-{words[-1]}.log"
+        log = self._given.logs / f"{name}-{Path(str(words[-1])).name}.log"
         with open(log, "w") as file:
             limit = max(1, self._left())
             variables = where.environment(**plugin_variables(where, self._given.device))
@@ -151,14 +154,15 @@ class Run:
         return engine
 
     def _check(self, row: Row, ask) -> None:
-        if row.model != TINY:
+        if row.model == LARGE:
             self._keep(row, status="ok")
             return
-        found = checks.check_engine(ask, self._reference(), row.method)
+        reference = self._reference(row.model)
+        found = checks.check_engine(ask, reference, row.method)
         ok = row.right is None or found["ok"] == row.right
         self._keep(row, check=found, status="ok" if ok else "failed")
         if row.together:
-            together = checks.check_together(ask, self._reference())
+            together = checks.check_together(ask, reference)
             self._keep(row, together=together, status="ok" if ok and together["ok"] else "failed")
 
     def _serve(self, row: Row) -> None:
@@ -170,7 +174,7 @@ class Run:
         )
         try:
             server.wait_until_up(min(self._given.start_seconds, self._left()))
-            requests = http.check_requests(server, self._reference())
+            requests = http.check_requests(server, self._reference(row.model))
             end = http.check_end(server, row.ends)
         finally:
             server.kill()
@@ -226,8 +230,8 @@ class Run:
     def _log(self, row: Row) -> Path:
         return self._given.logs / f"{row.name.replace(' ', '-').replace(',', '')}.log"
 
-    def _reference(self) -> list[dict]:
-        return json.loads((self._model(TINY) / "reference.json").read_text())
+    def _reference(self, model: str) -> list[dict]:
+        return json.loads((self._model(model) / "reference.json").read_text())
 
     def _left(self) -> float:
         return self._end - time.monotonic()
@@ -308,8 +312,9 @@ def main() -> int:
     named = json.loads(given.places.read_text()) if given.places else {STOCK: {}}
     run = Run(given, {name: Place(**place) for name, place in named.items()})
     wanted = [row.model for row in table.ROWS if given.rows is None or row.name in given.rows]
-    models = [model for model in (TINY, LARGE) if model in wanted]
-    for group in [models] if given.all_at_once else [[model] for model in models]:
+    models = [model for model in (TINY, INT4, LARGE) if model in wanted]
+    small = [model for model in models if model != LARGE]
+    for group in [models] if given.all_at_once else [small, [LARGE] * (LARGE in models)]:
         run.group(group)
     return 1 if run.failed() else 0
 

@@ -130,7 +130,7 @@ def check_requests(server: Server, rows: list[dict]) -> dict:
 def check_end(server: Server, name: str) -> dict:
     """A signal, by name, to the first process: no process and no shared memory stays.
 
-    SIGKILL comes in the middle of a request; SIGTERM without one, because SGLang would finish it first.
+    SIGKILL comes in the middle of a request; others without one, because SGLang would finish it first.
     """
     with server.busy() if name == "SIGKILL" else nullcontext():
         shared = shared_memory(server.members())

@@ -175,42 +175,80 @@ struct PeakTiles {
   TileConfig before_;
 };
 
+// Tile numbers must be constants, so the four products of a step are spelt out; load(tile, i) runs behind the last use
+// of each operand.
+#define KT_TILE_STEP(dot, load) \
+  dot(0, 4, 6);                 \
+  dot(1, 4, 7);                 \
+  load(4, 0);                   \
+  dot(2, 5, 6);                 \
+  load(6, 1);                   \
+  dot(3, 5, 7);                 \
+  load(7, 2);                   \
+  load(5, 3)
+#define KT_LOAD_NOTHING(tile, i)
+#define KT_LOAD_TILE(tile, i) _tile_loadd(tile, at + 1024 * (i), 64)
+
+constexpr uint64_t kTileStepBf16 = 4 * 16 * 16 * 32 * 2;
+constexpr uint64_t kTileStepU8S8 = 2 * kTileStepBf16;
+
 uint64_t peak_tile_bf16(uint64_t iterations) {
   PeakTiles tiles;
   for (uint64_t n = 0; n < iterations; ++n) {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    KT_TILE_STEP(_tile_dpbf16ps, KT_LOAD_NOTHING);
   }
-  return iterations * 4 * 16 * 16 * 32 * 2;
+  return iterations * kTileStepBf16;
 }
 
 uint64_t peak_tile_u8s8(uint64_t iterations) {
   PeakTiles tiles;
   for (uint64_t n = 0; n < iterations; ++n) {
-    _tile_dpbsud(0, 4, 6);
-    _tile_dpbsud(1, 4, 7);
-    _tile_dpbsud(2, 5, 6);
-    _tile_dpbsud(3, 5, 7);
+    KT_TILE_STEP(_tile_dpbsud, KT_LOAD_NOTHING);
   }
-  return iterations * 4 * 16 * 16 * 64 * 2;
+  return iterations * kTileStepU8S8;
 }
 
-#define KT_PEAK_TILE_BF16 peak_tile_bf16
-#define KT_PEAK_TILE_U8S8 peak_tile_u8s8
+// Operands of four steps: a third of L1, so that they stay where a hyperthread has half of it.
+struct L1Operands {
+  static constexpr int kSteps = 4;
+  alignas(64) uint8_t bytes[kSteps * 4096] = {};
+  const uint8_t* step(uint64_t n) const { return bytes + n % kSteps * 4096; }
+};
+
+uint64_t peak_tile_bf16_l1(uint64_t iterations) {
+  PeakTiles tiles;
+  const L1Operands operands;
+  for (uint64_t n = 0; n < iterations; ++n) {
+    const uint8_t* at = operands.step(n);
+    KT_TILE_STEP(_tile_dpbf16ps, KT_LOAD_TILE);
+  }
+  return iterations * kTileStepBf16;
+}
+
+uint64_t peak_tile_u8s8_l1(uint64_t iterations) {
+  PeakTiles tiles;
+  const L1Operands operands;
+  for (uint64_t n = 0; n < iterations; ++n) {
+    const uint8_t* at = operands.step(n);
+    KT_TILE_STEP(_tile_dpbsud, KT_LOAD_TILE);
+  }
+  return iterations * kTileStepU8S8;
+}
+
+#undef KT_TILE_STEP
+#undef KT_LOAD_NOTHING
+#undef KT_LOAD_TILE
+
+#define KT_PEAK_TILES peak_tile_bf16, peak_tile_u8s8, peak_tile_bf16_l1, peak_tile_u8s8_l1
 #else
-#define KT_PEAK_TILE_BF16 nullptr
-#define KT_PEAK_TILE_U8S8 nullptr
+#define KT_PEAK_TILES nullptr, nullptr, nullptr, nullptr
 #endif
 
-constexpr LimitLoops kLimitLoops = {peak_fma_f32,      KT_PEAK_DOT_BF16,  KT_PEAK_DOT_U8S8,
-                                    KT_PEAK_TILE_BF16, KT_PEAK_TILE_U8S8, read_stream};
+constexpr LimitLoops kLimitLoops = {peak_fma_f32, KT_PEAK_DOT_BF16, KT_PEAK_DOT_U8S8, KT_PEAK_TILES, read_stream};
 
 #undef KT_PEAK_DOT_BF16
 #undef KT_PEAK_DOT_U8S8
-#undef KT_PEAK_TILE_BF16
-#undef KT_PEAK_TILE_U8S8
+#undef KT_PEAK_TILES
 
 #else  // emulated: a machine without vectors has no peak worth a share, but memory is memory
 
@@ -227,7 +265,7 @@ uint64_t read_stream(const void* data, size_t bytes) {
   return sink;
 }
 
-constexpr LimitLoops kLimitLoops = {nullptr, nullptr, nullptr, nullptr, nullptr, read_stream};
+constexpr LimitLoops kLimitLoops = {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, read_stream};
 
 #endif
 

@@ -25,11 +25,11 @@ static_assert(std::is_same_v<pthread_t, unsigned long>);
 }  // namespace
 
 Queue::Queue(const QueueConfig& config)
-    : mask_(std::bit_ceil(static_cast<uint64_t>(config.capacity)) - 1),
+    : spin_budget_(int64_t{config.spin_us} * 1000),
+      mask_(std::bit_ceil(static_cast<uint64_t>(config.capacity)) - 1),
       slots_(std::make_unique<Slot[]>(mask_ + 1)),
       has_cpu_(config.cpu >= 0),
       wake_at_(kNobody) {
-  idle_policy_.budget_ns = int64_t{config.spin_us} * 1000;
   sync_policy_.budget_ns = int64_t{config.sync_spin_us} * 1000;
 }
 
@@ -193,11 +193,14 @@ bool Queue::answer_bell() {
 
 void Queue::wait_for_work(uint32_t seen) {
   const auto ready = [&] { return work_.epoch() != seen || bell_rings(); };
-  if (spin_until(ready, idle_policy_)) return;
-  for (int64_t nap_ns = kShortestNapNs; !ready(); nap_ns = std::min(2 * nap_ns, kLongestNapNs)) {
-    if (!has_bells_.load(std::memory_order_acquire)) return work_.wait(seen, SpinPolicy{});
-    work_.sleep_for(seen, nap_ns);
+  const int64_t start_ns = monotonic_ns();
+  if (!spin_until(ready, {.budget_ns = spin_budget_.ns()})) {
+    for (int64_t nap_ns = kShortestNapNs; !ready(); nap_ns = std::min(2 * nap_ns, kLongestNapNs)) {
+      if (!has_bells_.load(std::memory_order_acquire)) return work_.wait(seen, SpinPolicy{});
+      work_.sleep_for(seen, nap_ns);
+    }
   }
+  if (work_.epoch() == seen) spin_budget_.add_wait(monotonic_ns() - start_ns);
 }
 
 void Queue::loop() {

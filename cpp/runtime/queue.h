@@ -12,13 +12,14 @@
 #include "base/status.h"
 #include "threads/gate.h"
 #include "threads/process.h"
+#include "threads/spin_budget.h"
 
 namespace kt {
 
 struct QueueConfig {
   int cpu = -1;         // pins the queue's thread; give it the CPU of the pool's worker 0. -1 = float
   int capacity = 1024;  // tasks that can be pending; rounded up to a power of two
-  int spin_us = 500;    // how long the idle thread waits for a task before it parks
+  int spin_us = 500;    // how long the idle thread waits for a task before it parks; for bells see spin_ns()
   // How long sync() spins before it sleeps. 0, because with as many workers as cores the spinner takes its core from
   // one of them: a job of 67 us on 2 cores takes 71.5 us through the queue, and 102 us when sync() spins for 20 us or
   // more.
@@ -46,13 +47,16 @@ class Queue {
 
   // A word that someone who cannot call submit() writes: a GPU. Whenever it is not 0 the queue's thread sets it to 0
   // and calls ring(context, value). It looks at them after every task, and one bell after the other has its turn. While
-  // there are bells an idle thread looks at them every millisecond at least, after the time in which it spins.
+  // there are bells an idle thread looks at them every millisecond at least, after the time in which it spins, which is
+  // as long as bells let it wait lately (SpinBudget): a nap that begins too early costs a decode step up to its length.
   using Ring = void (*)(void* context, uint32_t value);
   void add_bell(std::atomic<uint32_t>* word, Ring ring, void* context);
   // Nobody may write to it any more. Returns when a ring() that has begun has ended: not from a ring().
   void remove_bell(const std::atomic<uint32_t>* word);
   // A bell is about to be rung: the thread spins for it as if it had just been busy.
   void expect_bell();
+  // How long the idle thread spins for a bell now.
+  int64_t spin_ns() const { return spin_budget_.ns(); }
 
   // Waits until at most `allow_n_pending` of the tasks submitted before this call are unfinished. Returns, once, the
   // first error since the last sync; in a forked child always the error that the thread is missing. Not from a task: it
@@ -89,7 +93,7 @@ class Queue {
   void finish(uint64_t finished, Status status);
   void wait_finished(uint64_t target);
 
-  SpinPolicy idle_policy_;
+  SpinBudget spin_budget_;
   SpinPolicy sync_policy_;
   uint64_t mask_ = 0;
   std::unique_ptr<Slot[]> slots_;  // task i lives in slot i & mask_

@@ -220,6 +220,7 @@ void Session::run_slot(Slot& slot) {
   keep_error(slot.owner, run_due(slot.call));
   tell(slot.call);
   keep_error(slot.owner, run_deferred(slot.call));
+  if (slot.owner.kind != StageOwner::Kind::host) slot.call.layer->pool().set_spin_ns(queue_->spin_ns());
   if (slot.owner.kind == StageOwner::Kind::capture) return;
   const std::lock_guard lock(mutex_);
   free_call(slot);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cassert>
 #include <cstdio>
@@ -68,7 +69,8 @@ struct Pool::Impl {
   int total = 0;
   int pinned = 0;
   bool oversubscribed = false;  // more threads than CPUs
-  SpinPolicy idle_policy;
+  std::atomic<int64_t> idle_spin_ns{0};
+  int64_t yield_ns = SpinPolicy{}.yield_ns;  // of idle workers
   SpinPolicy barrier_policy;
   CpuMask foreign_cpus;  // pinned by workers other than 0
   int home_cpu = -1;     // named for worker 0
@@ -152,7 +154,7 @@ void* Pool::Impl::thread_main(void* argument) {
 #endif
   uint32_t seen = 0;
   for (;;) {
-    group.gate.wait(seen, impl.idle_policy);
+    group.gate.wait(seen, {impl.idle_spin_ns.load(std::memory_order_relaxed), impl.yield_ns});
     if (group.job == nullptr) return nullptr;
     group.job(group.context, worker);
     seen = group.gate.epoch();
@@ -209,6 +211,11 @@ Pool::~Pool() { impl_->stop_threads(); }
 
 void Pool::make_way() const { impl_->make_way(); }
 
+void Pool::set_spin_ns(int64_t ns) {
+  if (impl_->idle_spin_ns.load(std::memory_order_relaxed) != 0)
+    impl_->idle_spin_ns.store(std::max<int64_t>(1, ns), std::memory_order_relaxed);
+}
+
 static Status check(const PoolConfig& config) {
   if (config.nodes.empty()) return Status::invalid("a pool needs at least one node; pass one PoolNode per NUMA node");
   if (config.spin_us < 0) return Status::invalid("spin_us is " + std::to_string(config.spin_us) + "; pass 0 or more");
@@ -239,11 +246,11 @@ Status Pool::create(const PoolConfig& config, std::unique_ptr<Pool>* out) {
     impl->groups[i].threads = config.nodes[i].threads;
     impl->total += config.nodes[i].threads;
   }
-  impl->idle_policy.budget_ns = int64_t{config.spin_us} * 1000;
+  impl->idle_spin_ns = int64_t{config.spin_us} * 1000;
   impl->barrier_policy.budget_ns = kBarrierSpinNs;
   impl->oversubscribed = impl->total > CpuMask::of_this_thread().count();
   if (impl->oversubscribed) {  // whoever is waited for may need this very core: give it away at the first chance
-    impl->idle_policy.yield_ns = 0;
+    impl->yield_ns = 0;
     impl->barrier_policy.yield_ns = 0;
   }
   std::unique_ptr<Pool> pool(new Pool(std::move(impl)));

@@ -33,7 +33,8 @@ struct PoolNode {
 struct PoolConfig {
   std::vector<PoolNode> nodes;
   // How long an idle worker spins before it parks on a futex; 0 = park at once. The default covers the time a GPU
-  // spends between two MoE layers (200..500 us). Spinners yield every few microseconds, so other threads get the core.
+  // spends between two MoE layers (200..500 us), set_spin_ns() that between two steps. Spinners yield every few
+  // microseconds, so other threads get the core.
   int spin_us = 500;
 };
 
@@ -55,6 +56,10 @@ class Pool {
   Status run(Job job, void* context);
   // The error run() would return, for whoever takes locks of his own before.
   Status usable() const;
+
+  // Idle workers spin for so long from now on, if the pool was made to spin at all: for whoever knows when the next job
+  // comes. From any thread.
+  void set_spin_ns(int64_t ns);
 
   // For a thread that is about to wait without sleeping, as the one that drives a GPU does: off the CPUs of the
   // workers, if it stands on one and may run elsewhere. Its affinity stays as it is.

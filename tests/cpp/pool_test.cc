@@ -202,6 +202,18 @@ KT_TEST(pool_uses_no_cpu_when_idle) {
   KT_CHECK(process_cpu_us() - before_us < 2'000);
 }
 
+KT_TEST(pool_spins_for_as_long_as_it_is_told) {
+  auto pool = make_pool({3}, 1'000'000);
+  pool->set_spin_ns(0);  // the least there is: a pool that spins goes on doing so
+  run(*pool, [](void*, const Worker&) {}, nullptr);
+  KT_CHECK(wait_parked(*pool, 2));
+
+  auto never = make_pool({3}, 0);
+  never->set_spin_ns(10'000'000'000);
+  run(*never, [](void*, const Worker&) {}, nullptr);
+  KT_CHECK(wait_parked(*never, 2));
+}
+
 KT_TEST(pool_is_destroyed_in_any_state) {
   for (int i = 0; i < 20; ++i) make_pool({3});  // never used, perhaps not even started
   for (int i = 0; i < 20; ++i) {                // spinning

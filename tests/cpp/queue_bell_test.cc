@@ -125,6 +125,44 @@ KT_TEST(bell_expected_is_spun_for) {
   queue->remove_bell(&rung.word);
 }
 
+KT_TEST(spin_budget_is_twice_the_longest_of_the_recent_waits) {
+  constexpr int64_t kUs = 1000, kMs = 1'000'000;
+  kt::SpinBudget budget(500 * kUs);
+  for (int step = 0; step < 3; ++step) {  // of a model with 48 layers
+    for (int layer = 0; layer < 47; ++layer) budget.add_wait(100 * kUs);
+    budget.add_wait(2 * kMs);
+    KT_CHECK(budget.ns() == 4 * kMs);
+  }
+  for (int layer = 0; layer < 60; ++layer) budget.add_wait(100 * kUs);
+  KT_CHECK(budget.ns() > 2 * kMs);  // it lasts to the next step
+  budget.add_wait(kt::SpinBudget::kLongestWaitNs + 1);
+  KT_CHECK(budget.ns() < 4 * kMs);  // a pause, not a step
+  for (int i = 0; i < 2000; ++i) budget.add_wait(100 * kUs);
+  KT_CHECK(budget.ns() == 500 * kUs);
+
+  kt::SpinBudget none(0);
+  none.add_wait(2 * kMs);
+  KT_CHECK(none.ns() == 0);
+}
+
+KT_TEST(bells_that_keep_coming_are_spun_for) {
+  for (int spin_us : {0, 100}) {
+    auto queue = make_queue(spin_us);
+    Rung rung;
+    rung.add_to(*queue);
+    KT_CHECK(queue->spin_ns() == spin_us * 1000);
+    for (int times = 1; times <= 50; ++times) {
+      usleep(1000);
+      rung.word.store(1, std::memory_order_release);
+      KT_CHECK(rung.heard(times));
+    }
+    // Waits of 1 ms and more; on a busy machine some are of over 5 ms, which do not count.
+    KT_CHECK(spin_us == 0 ? queue->spin_ns() == 0 : queue->spin_ns() >= 1'900'000);
+    KT_CHECK(queue->spin_ns() <= 2 * kt::SpinBudget::kLongestWaitNs);
+    queue->remove_bell(&rung.word);
+  }
+}
+
 KT_TEST(bells_do_not_keep_an_idle_core_busy) {
   auto queue = make_queue(500);
   const clockid_t clock = cpu_clock(*queue);

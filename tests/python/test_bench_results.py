@@ -36,8 +36,10 @@ def test_save_writes_one_file_per_variant_and_merges(tmp_path):
 
 
 def test_a_peer_figure_replaces_the_older_one_whatever_its_threads():
-    old, new = (run_of(figure(part="peers", threads=n)) for n in (1, 2))
+    old, new = (run_of(figure(part="peers", peer="llama.cpp", threads=n)) for n in (1, 2))
     assert [f["threads"] for f in results.merge(old, new)["figures"]] == [2]
+    other = run_of(figure(part="peers", peer="our int4"))
+    assert [f["peer"] for f in results.merge(old, other)["figures"]] == ["llama.cpp", "our int4"]
 
 
 def test_figures_are_sorted_by_token_count_not_by_text():

@@ -77,6 +77,17 @@ class TestChecks:
         ]
 
 
+def test_the_int4_model_is_what_its_reference_computes():
+    import int4_model
+    import torch
+
+    parts, values = int4_model.quantise(torch.randn(6, 64, generator=torch.Generator().manual_seed(0)))
+    codes = (parts["_packed"].long()[..., None] >> (4 * torch.arange(8))) % 16 - 8
+    scales = parts["_scale"].float().repeat_interleave(int4_model.GROUP, 1)
+    assert torch.equal(codes.reshape(6, 64) * scales, values)
+    assert parts["_shape"].tolist() == [6, 64]
+
+
 def test_the_idle_share_is_what_nothing_covers():
     from side import idle_share
 

@@ -32,6 +32,8 @@ def kt(*arguments):
         (["limits", "--machine", "a/b"], "--machine", "letters"),
         (["peers", "--formats", "int4g"], "--formats", "bf16, int8, int4"),
         (["peers", "--peer-path", "/nowhere"], "--peer-path", "unpack"),
+        (["peers", "--against", "fp8"], "--against", "bf16, int8, int4, int4g"),
+        (["peers", "--against", "int4", "--formats", "fp8"], "--formats", "bf16, int8, int4, int4g"),
         (["--formats", "bf17"], "--formats", "bf16, int8, int4, int4g"),
         (["--json", "limits"], "bench", "behind 'limits'"),
         (["--no-such-option"], "--no-such-option", ""),
@@ -94,3 +96,12 @@ def test_hybrid_without_a_gpu_says_what_to_do(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert kt("bench", "hybrid", *TINY) == 1
     assert "hybrid needs a GPU" in capsys.readouterr().err
+
+
+def test_a_format_beside_another_of_ours(capsys):
+    arguments = ["--against", "int4", "--formats", "int4g,int8", "--variant", "emu", *TINY]
+    assert kt("bench", "peers", *arguments, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert [f["format"] for f in figures] == ["int4g", "int4g", "int8", "int8"]
+    assert {f["peer"] for f in figures} == {"our int4"}
+    assert all(0.05 < f["error_between"] < 0.4 for f in figures)  # what int4 loses, and nothing of it twice

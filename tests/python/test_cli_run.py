@@ -14,7 +14,7 @@ from server_cases import QUICK
 
 from kt_kernel import settings
 from kt_kernel.cli import run as command
-from kt_kernel.launch import embedded, job, sglang
+from kt_kernel.launch import embedded, job, sglang, sglang_reached
 from kt_kernel.machine import facts
 from kt_kernel.machine import probe as probes
 from kt_kernel.plan import choices
@@ -70,6 +70,7 @@ def with_sglang(monkeypatch):
         monkeypatch.setattr(module, "has_sglang", lambda: True)
     monkeypatch.setattr(job, "known_options", lambda: frozenset())
     monkeypatch.setattr(sglang, "start", launched.append)
+    monkeypatch.setattr(sglang_reached, "follow", lambda *server: launched.append(server))
     monkeypatch.setattr(probes, "Probe", lambda found, threads, **_: FakeProbe(threads))
     return launched
 
@@ -278,23 +279,35 @@ def test_an_engine_that_cannot_be_opened_is_one_line(capfd, tmp_path):
 
 
 def test_sglang_gets_the_command_and_every_option_a_reason(capfd, with_sglang, model):
-    said = run(capfd, "run", model, "--port", "0", "--tp", "1", "--attention-backend", "triton", "--new-thing", "5")
+    split = ("--gpu-experts", "2", "--tp", "1", "--attention-backend", "triton")
+    said = run(capfd, "run", model, "--port", "0", *split, "--new-thing", "5")
     assert said.code == 0
-    [launch] = with_sglang
+    [watched, launch] = with_sglang
+    assert watched[:3] == ("127.0.0.1", 0, None)
+    assert watched[3] > 0
     words = list(launch.command)
     assert words[:3] == [sys.executable, "-m", "sglang.launch_server"]
     assert words[-2:] == ["--new-thing", "5"]
     found = {words[i]: words[i + 1] for i in range(3, len(words) - 1) if words[i].startswith("--")}
     assert found["--model"] == found["--kt-weight-path"] == str(model)
-    assert (found["--kt-cpuinfer"], found["--kt-threadpool-count"]) == ("16", "2")
+    assert (found["--kt-cpuinfer"], found["--kt-threadpool-count"]) == ("15", "2")
     assert (found["--kt-method"], found["--attention-backend"]) == ("BF16", "triton")
-    assert int(found["--kt-num-gpu-experts"]) > 1
+    assert found["--kt-num-gpu-experts"] == "2"
     assert "--trust-remote-code" not in words
     assert launch.environment["SGLANG_ENABLE_JIT_DEEPGEMM"] == "0"
     reasons = [line for line in said.err.splitlines() if line.startswith("kt run: --")]
     assert len(reasons) == len({word for word in words[3:-2] if word.startswith("--")})
     assert all(re.search(r" \(.+\)$", line) for line in reasons)
     assert "expect decode at" in said.err
+
+
+def test_sglang_computes_alone_what_the_gpu_holds(capfd, with_sglang, model):
+    said = run(capfd, "run", model, "--port", "0")
+    assert said.code == 0
+    words = with_sglang[-1].command
+    assert "the GPU holds all experts" in said.err
+    assert not any(word.startswith("--kt-") for word in words)
+    assert not {"--max-total-tokens", "--disable-shared-experts-fusion"} & set(words)
 
 
 def test_a_dry_run_of_sglang_needs_neither_it_nor_a_gpu(capfd):
@@ -324,8 +337,9 @@ def test_settings_of_sglang(capfd, with_sglang, model):
     settings.set("advanced.sglang_args", "--log-level,debug")
     settings.set("inference.env", "{A: '1'}")
     settings.set("inference.mem_fraction_static", "0.5")
-    assert run(capfd, "run", model, "--port", "0", "--enable-shared-experts-fusion").code == 0
-    [launch] = with_sglang
+    shared = "--enable-shared-experts-fusion"
+    assert run(capfd, "run", model, "--port", "0", "--no-plan", "--gpu-experts", "2", shared).code == 0
+    [launch] = with_sglang  # nothing was promised, and nobody waits for what it reaches
     assert launch.command[-2:] == ("--log-level", "debug")
     assert launch.environment == {"A": "1"}
     assert launch.command[launch.command.index("--mem-fraction-static") + 1] == "0.5"

@@ -201,6 +201,17 @@ CASES = {
         "kt run",
         "pip install",
     ),
+    "transformers of sglang without a gpu": (
+        {},
+        {
+            "installed": INSTALLED
+            | {"transformers": Installed("5.12.1", {}), "sglang": Installed("0.5.17", {"transformers": "5.12.1"})},
+            "sglang_takes_kt": True,
+        },
+        "5.12.1, as sglang wants it; the embedded engine needs transformers>=5.21,<6",
+        "kt verify MODEL",
+        "venv",
+    ),
     "sglang pins": (
         {},
         {"installed": INSTALLED | {"sglang": Installed("0.5.17", {"torch": "2.11.0"})}, "sglang_takes_kt": True},
@@ -243,6 +254,15 @@ def test_a_finding_appears_and_goes_away(case, tmp_path):
     assert fix in found[check].fix
     others = {name for name, finding in found.items() if finding.status is not Status.OK} - {check}
     assert others <= ({"engine"} if case == "torch missing" else set())
+
+
+def test_beside_a_gpu_versions_are_sglangs(tmp_path):
+    """What the embedded engine wants would break the engine that is used."""
+    pinned = {"transformers": Installed("5.12.1", {}), "sglang": Installed("0.5.17", {"transformers": "5.12.1"})}
+    changes = {"gpus": (GPU,), "torch_cuda": "12.8", "sglang_takes_kt": True}
+    found = findings(facts_of(tmp_path, installed=INSTALLED | pinned, **changes))
+    assert found["transformers"].status is Status.OK
+    assert "as sglang wants it" in found["transformers"].value
 
 
 def test_every_instruction_set_has_its_figure():

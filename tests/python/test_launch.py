@@ -1,9 +1,15 @@
 """What is under `kt run`: who decides, SGLang's command line and its own options, what an engine reaches."""
 
+import http.server
+import json
 import os
+import re
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 from plan_cases import GB, H200, RTX_4090, machine
@@ -180,3 +186,84 @@ def test_a_closed_engine_is_left_alone():
     engine = ScriptedEngine()
     engine.close()
     assert reached.measure_decode(engine) is None
+
+
+class AnsweringSGLang(http.server.BaseHTTPRequestHandler):
+    """Up at the second look; an answer of four tokens, 20 ms apart, to whoever has the key."""
+
+    looks = 0
+    asked = threading.Event()
+
+    def do_GET(self):
+        type(self).looks += 1
+        self.send_response(200 if self.looks > 1 else 503)
+        self.end_headers()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        known = body["stream"] and self.headers["Authorization"] == "Bearer secret"
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        for count in range(1, 5) if known else ():
+            time.sleep(0.02)
+            self.wfile.write(b"data: " + json.dumps({"meta_info": {"completion_tokens": count}}).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.asked.set()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def answering_sglang():
+    AnsweringSGLang.looks = 0
+    AnsweringSGLang.asked.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), AnsweringSGLang) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+# Is followed, as `kt run` is before it becomes SGLang.
+FOLLOWED = """
+import sys, time
+from kt_kernel.launch import sglang_reached
+sglang_reached.follow("0.0.0.0", int(sys.argv[1]), sys.argv[2], 1000.0)
+print("followed", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def followed(port: int, key: str):
+    command = [sys.executable, "-c", FOLLOWED, str(port), key]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.readline() == "followed\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_sglang_reaches(home, answering_sglang):
+    with followed(answering_sglang, "secret") as process:
+        said = re.fullmatch(
+            r"kt run: reached: ([\d.]+) tokens/s of one answer, \d+ % of what was promised\n",
+            process.stderr.readline(),
+        )
+        assert said
+        assert 5 < float(said[1]) < 60
+        assert process.stderr.readline() == "kt run: 'kt doctor' looks for the reason\n"
+
+
+def test_whoever_waits_for_sglang_ends_with_it(home, answering_sglang):
+    """Who holds stderr has not ended."""
+    with followed(answering_sglang, "wrong") as process:
+        assert AnsweringSGLang.asked.wait(30)
+        process.kill()
+        assert process.stderr.read() == ""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with followed(unused.getsockname()[1], "secret") as process:
+            process.kill()
+            assert process.stderr.read() == ""

@@ -1,6 +1,7 @@
 """Sizes of models, what is chosen and predicted for them, and what would help: on machines made of round numbers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from plan_cases import GB, H200, RTX_4090, FakeProbe, machine, with_quota, write_config
@@ -144,6 +145,38 @@ def test_active_experts():
     assert 127 < predict.active_experts(QWEN, 512) <= 128
 
 
+def test_a_gpu_that_holds_all_experts_leaves_nothing_to_the_cpu(tmp_path):
+    small = planner(tmp_path, QWEN, machine(8 * GB, gpus=(H200,)), sglang=True)
+    chosen = small.choose()
+    assert chosen.all_on_gpu
+    assert chosen.fits  # 61 GB, in 8 GB of the CPU's memory
+    assert "all of a layer" in chosen.choices["gpu experts"].reason
+    plan = small.plan(FakeProbe())
+    assert (plan.alternatives, plan.token_bytes) == ((), 0)
+    one_less = planner(tmp_path, QWEN, machine(8 * GB, gpus=(H200,)), Wanted(gpu_experts=127), sglang=True).choose()
+    assert not one_less.all_on_gpu
+    assert not one_less.fits
+
+
+def test_a_small_model_waits_for_sglangs_python(tmp_path):
+    """Measured: 550 to 810 tokens/s, 15 to 25 ms to the first token."""
+    tiny = replace(QWEN, layers=4)
+    plan = planner(tmp_path, tiny, machine(8 * GB, gpus=(H200,)), sglang=True).plan(FakeProbe())
+    assert plan.decode.tokens_per_s == pytest.approx(1 / 1.5e-3)
+    assert plan.prefill.seconds == pytest.approx(15e-3)
+    large = planner(tmp_path, QWEN, machine(80 * GB, gpus=(H200,)), Wanted(gpu_experts=8), sglang=True)
+    assert large.plan(FakeProbe()).decode.parts["scheduling"] == 0
+
+
+def test_a_cpu_is_left_to_the_thread_that_drives_the_gpu():
+    alone = machine(gpus=(H200,))
+    assert choices.choose_threads(alone, Wanted(), SGLANG).value == 15
+    assert choices.choose_threads(alone, Wanted(), EMBEDDED).value == 16
+    assert choices.choose_threads(alone, Wanted(threads=16), SGLANG).value == 16
+    siblings = replace(alone, nodes=(replace(alone.nodes[0], cpus=tuple(range(32))),))
+    assert choices.choose_threads(siblings, Wanted(), SGLANG).value == 16
+
+
 @pytest.mark.parametrize(
     ("gpus", "sglang", "engine"), [((), False, EMBEDDED), ((), True, EMBEDDED), ((H200,), False, EMBEDDED)]
 )
@@ -249,7 +282,7 @@ def test_what_would_help(tmp_path):
     assert "it fits with --method INT4G" in told(machine(30 * GB), Wanted(method="BF16"))
     assert "it fits with --context" in told(machine(20 * GB), Wanted(method="INT4G", context=40960))
     assert "the smallest method needs" in told(machine(8 * GB))
-    beside = told(machine(50 * GB, gpus=(H200,)), Wanted(method="BF16", engine=SGLANG), sglang=True)
+    beside = told(machine(50 * GB, gpus=(H200,)), Wanted(method="BF16", gpu_experts=100), sglang=True)
     assert "KT_KERNEL_SKIP_GPU_EXPERTS=1" in beside
     small = told(machine(800 * GB, gpus=(RTX_4090,)), facts=DEEPSEEK, sglang=True)
     assert "missing on each GPU" in small

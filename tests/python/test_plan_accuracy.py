@@ -2,7 +2,7 @@
 
 One thread on both sides, and the engine's time is that of its CPU: tests share their machine with others, who take the
 core away but do not compute on it meanwhile. They do take memory bandwidth and caches, now more, now less: of both
-sides the fastest tenth counts, and of a few rounds one must agree.
+sides the fastest tenth counts, and two rounds of three must agree.
 """
 
 import threading
@@ -23,7 +23,7 @@ from kt_kernel.plan.predict import predict_decode, predict_prefill
 
 METHOD, FORMAT = "AMXINT8", "int8"
 PROMPT, CHUNK, TOKENS = 64, 32, 64
-ROUNDS = 4
+ROUNDS = 3
 WITHIN = 0.25
 
 
@@ -52,6 +52,11 @@ def cpu_seconds(engine, seed: int, prompt_tokens: int, tokens: int) -> tuple[flo
     return times[0] - start, [after - before for before, after in pairwise(times)]
 
 
+def kept(ratios: list[tuple[float, float]]) -> int:
+    """Rounds in which decode and prefill both took what was predicted."""
+    return sum(all(abs(ratio - 1) <= WITHIN for ratio in round_) for round_ in ratios)
+
+
 def test_the_promise_is_kept(engine, demo_path, tmp_path):
     facts = model_of_folder("demo", demo_path).facts
     here = machine()
@@ -64,7 +69,6 @@ def test_the_promise_is_kept(engine, demo_path, tmp_path):
         token_s = quiet(cpu_seconds(engine, 10 * round_idx, 32, TOKENS)[1])
         prompt_s = min(cpu_seconds(engine, 10 * round_idx + i, PROMPT, 1)[0] for i in range(1, 9))
         ratios.append((decode.seconds / token_s, prefill.seconds / prompt_s))
-        if all(any(abs(ratio - 1) <= WITHIN for ratio in side) for side in zip(*ratios, strict=True)):
+        if kept(ratios) == 2:
             break
-    assert any(abs(decode - 1) <= WITHIN for decode, _ in ratios), ratios
-    assert any(abs(prefill - 1) <= WITHIN for _, prefill in ratios), ratios
+    assert kept(ratios) == 2, ratios

@@ -65,6 +65,9 @@ def kernel_figure(
     }
     if unit:
         figure["peak_share"] = round(median(flops / t / peak for t, _, peak in rounds), 4)
+        if point["rounds"][0].get("fed"):
+            shares = (flops / t / r["fed"] for (t, *_), r in zip(rounds, point["rounds"], strict=True))
+            figure["fed_share"] = round(median(shares), 4)
         figure["roofline_share"] = round(median(max(call_bytes / r, flops / p) / t for t, r, p in rounds), 4)
     return figure
 

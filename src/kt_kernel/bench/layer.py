@@ -5,6 +5,8 @@ from kt_kernel.bench.batch import Batch, encoded_weights, expert_weights, gguf_w
 from kt_kernel.bench.shapes import GGUF_TYPES, GROUP_SIZES, Shape
 
 PEAK_UNITS = ("fma_f32", "dot_bf16", "dot_u8s8", "tile_bf16", "tile_u8s8")
+# The same with a load from L1 for every product: what the peak is worth to a kernel on this machine.
+FED_UNITS = {"tile_bf16": "tile_bf16_l1", "tile_u8s8": "tile_u8s8_l1"}
 
 
 def open_pool(threads: int | None) -> "_core.Pool":

@@ -27,7 +27,9 @@ class Ours:
 
     def limits(self, threads: int | None, gigabytes: float, seconds: float) -> dict:
         pool = self._open_pool(threads)
-        peaks = {unit: _core.measure_peak(pool, unit, seconds) for unit in layer.PEAK_UNITS}
+        peaks = {
+            unit: _core.measure_peak(pool, unit, seconds) for unit in (*layer.PEAK_UNITS, *layer.FED_UNITS.values())
+        }
         return {
             "read_gbps": _core.measure_read_bandwidth(pool, gigabytes, seconds),
             "peaks": {unit: ops for unit, ops in peaks.items() if ops is not None},
@@ -55,9 +57,14 @@ class Ours:
         for _ in range(rounds):
             read_gbps = self._probe.measure(PROBE_SECONDS)
             peak = _core.measure_peak(self._pool, unit, PROBE_SECONDS) if unit else None
+            fed = (
+                _core.measure_peak(self._pool, layer.FED_UNITS[unit], PROBE_SECONDS)
+                if unit in layer.FED_UNITS
+                else None
+            )
             us = sample(lambda call: self._layers.forward(batch, call), seconds / rounds, calls)
             calls += len(us)
-            answer["rounds"].append({"read_gbps": read_gbps, "peak": peak, "us": us})
+            answer["rounds"].append({"read_gbps": read_gbps, "peak": peak, "fed": fed, "us": us})
         return answer
 
     def time(self, tokens: int, seconds: float) -> dict:

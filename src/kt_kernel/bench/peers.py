@@ -1,6 +1,7 @@
 """``kt bench peers``: another implementation and us, taking turns in one run.
 
-The format decides who that is: GGUF types go against llama.cpp, the others against the released package.
+The format decides who that is: GGUF types go against llama.cpp, the others against the released package; or all of
+them against one of our own formats.
 """
 
 import base64
@@ -23,6 +24,9 @@ ROUNDS = 4
 TOLERANCE = {"bf16": 0.02, "int8": 0.08, "int4": 0.08, "fp8": 0.02, "rawint4": 0.05}
 TOLERANCE |= dict.fromkeys(GGUF_TYPES, 0.04)
 
+# Two formats of the same weights differ by what both lose: int4 alone is at 0.22 for a Gaussian matrix, three follow.
+_TOLERANCE_BETWEEN_FORMATS = 0.5
+
 # The thread count that is best here is also taken for more tokens, where one call of the peer can take a minute.
 _MOST_TOKENS_TO_CHOOSE_THREADS = 256
 
@@ -37,7 +41,30 @@ def thread_counts() -> list[int]:
     return sorted({n for n in (cpus, cpus - 1, cpus - 2, system.physical_cores()) if n >= 1}, reverse=True)
 
 
-class ReleasedPeer:
+class Peer:
+    """Another implementation of the same function on the same weights."""
+
+    name: str
+
+    def client(self, variant: str) -> Client:
+        raise NotImplementedError
+
+    def bytes_per_expert(self, shape: Shape, weight_format: str) -> int:
+        """Of memory, beside ours."""
+        raise NotImplementedError
+
+    def has(self, client: Client, weight_format: str) -> bool:
+        return weight_format in client.call("hello")["formats"]
+
+    def opening(self, weight_format: str) -> dict:
+        """What it is asked to open for our ``weight_format``."""
+        return {"weight_format": weight_format}
+
+    def tolerance(self, weight_format: str) -> float:
+        return TOLERANCE[weight_format]
+
+
+class ReleasedPeer(Peer):
     """The released package: its native module for a variant."""
 
     name = wheel.RELEASED.replace("==", " ")
@@ -54,7 +81,7 @@ class ReleasedPeer:
         return planned_bytes(shape, weight_format) + planned_bytes(shape, "bf16")
 
 
-class LlamaCppPeer:
+class LlamaCppPeer(Peer):
     """llama.cpp: its CPU module with the instructions of a variant."""
 
     name = llamacpp_build.NAME
@@ -70,10 +97,45 @@ class LlamaCppPeer:
         return 2 * planned_bytes(shape, weight_format)
 
 
-Peer = ReleasedPeer | LlamaCppPeer
+class OwnPeer(Peer):
+    """Ourselves with another format."""
+
+    def __init__(self, weight_format: str):
+        self.name, self._format = f"our {weight_format}", weight_format
+
+    def client(self, variant: str) -> Client:
+        return Client("ours", variant=variant)
+
+    def bytes_per_expert(self, shape: Shape, weight_format: str) -> int:
+        return planned_bytes(shape, self._format)
+
+    def has(self, client: Client, weight_format: str) -> bool:
+        return True
+
+    def opening(self, weight_format: str) -> dict:
+        return {"weight_format": self._format, "seeded": True}
+
+    def tolerance(self, weight_format: str) -> float:
+        return _TOLERANCE_BETWEEN_FORMATS
 
 
-def measure_peers(settings: Settings, findings: Findings, progress: Progress, peer_path: Path | None) -> None:
+def measure_peers(
+    settings: Settings, findings: Findings, progress: Progress, peer_path: Path | None, against: str | None = None
+) -> None:
+    for peer, formats in _matches(settings, progress, peer_path, against):
+        for variant in settings.variants:
+            for weight_format in formats:
+                for shape in settings.shapes:
+                    _measure(peer, settings, findings, progress, variant, weight_format, shape)
+    # Taken in the order of thread counts.
+    findings.figures.sort(key=lambda figure: [figure[name] for name in ("variant", "shape", "format", "tokens")])
+
+
+def _matches(
+    settings: Settings, progress: Progress, peer_path: Path | None, against: str | None
+) -> list[tuple[Peer, list[str]]]:
+    if against:
+        return [(OwnPeer(against), settings.formats)]
     gguf_types = [name for name in settings.formats if name in GGUF_TYPES]
     others = [name for name in settings.formats if name not in GGUF_TYPES]
     # Both are there before either is measured: what cannot be fetched or built ends the run at once.
@@ -82,13 +144,7 @@ def measure_peers(settings: Settings, findings: Findings, progress: Progress, pe
         matches.append((ReleasedPeer(progress, peer_path), others))
     if gguf_types:
         matches.append((LlamaCppPeer(progress), gguf_types))
-    for peer, formats in matches:
-        for variant in settings.variants:
-            for weight_format in formats:
-                for shape in settings.shapes:
-                    _measure(peer, settings, findings, progress, variant, weight_format, shape)
-    # Taken in the order of thread counts.
-    findings.figures.sort(key=lambda figure: [figure[name] for name in ("variant", "shape", "format", "tokens")])
+    return matches
 
 
 def _measure(
@@ -103,7 +159,7 @@ def _measure(
     try:
         with peer.client(variant) as theirs, Client("ours", variant=variant) as ours:
             try:
-                if weight_format not in theirs.call("hello")["formats"]:
+                if not peer.has(theirs, weight_format):
                     findings.note(f"{peer.name} has no {weight_format} on {variant}")
                     return
                 _Match(peer, ours, theirs, settings, findings, progress, variant, weight_format, shape).play()
@@ -129,7 +185,7 @@ class _Match:
         full: Shape,
     ):
         self._sides = {"ours": ours, "peer": theirs}
-        self._peer_name = peer.name
+        self._peer = peer
         self._settings, self._findings, self._progress = settings, findings, progress
         self._variant, self._format = variant, weight_format
         extra = peer.bytes_per_expert(full, weight_format)
@@ -163,7 +219,7 @@ class _Match:
                     tokens=tokens,
                     variant=self._variant,
                     error=self._error,
-                    peer_name=self._peer_name,
+                    peer_name=self._peer.name,
                     **taken,
                 )
             )
@@ -190,10 +246,12 @@ class _Match:
         if self._open_with.get(name) == threads:
             return
         self._open_with[name] = threads
-        arguments = {"shape": asdict(self._shape), "weight_format": self._format, "threads": threads}
-        arguments |= {"max_tokens": max(*self._settings.tokens, _TOKENS_TO_CHECK), "copies": self._copies}
+        arguments = {"shape": asdict(self._shape), "threads": threads, "copies": self._copies}
+        arguments["max_tokens"] = max(*self._settings.tokens, _TOKENS_TO_CHECK)
         if name == "ours":
-            arguments["seeded"] = True
+            arguments |= {"weight_format": self._format, "seeded": True}
+        else:
+            arguments |= self._peer.opening(self._format)
         opened = self._sides[name].call("open", **arguments)
         self._bytes_per_expert[name] = opened["packed_bytes_per_expert"]
 
@@ -206,8 +264,9 @@ class _Match:
         for tokens in {_TOKENS_TO_CHECK, many}:
             mine, theirs = (_decode(side.call("output", tokens=tokens)) for side in self._sides.values())
             error = relative_error(mine, theirs)
-            if not error <= TOLERANCE[self._format]:  # NaN too
-                raise SideError(f"outputs differ by {error:.3f} (limit {TOLERANCE[self._format]}): not timed")
+            limit = self._peer.tolerance(self._format)
+            if not error <= limit:  # NaN too
+                raise SideError(f"outputs differ by {error:.3f} (limit {limit}): not timed")
             self._error = max(self._error, error)
 
     def _label(self) -> str:

@@ -31,7 +31,7 @@ def _limits(limits: dict) -> Table:
     for variant, found in limits.items():
         table.add_row(variant, str(found["threads"]), "read", f"{found['read_gbps']:.1f} GB/s")
         for unit, ops in found["peaks"].items():
-            table.add_row("", "", unit, f"{ops / 1e12:.3f} T{'FLOPS' if unit.endswith(('f32', 'bf16')) else 'OPS'}")
+            table.add_row("", "", unit, f"{ops / 1e12:.3f} T{'OPS' if 'u8s8' in unit else 'FLOPS'}")
     return table
 
 
@@ -49,12 +49,13 @@ _KERNEL_COLUMNS = (
     ("TFLOPS", True, lambda f: f"{f['tflops']:.3f}"),
     ("of peak", True, lambda f: _percent(f["peak_share"])),
     ("peak", False, lambda f: f["peak_unit"] or "-"),
+    ("of fed", True, lambda f: _percent(f.get("fed_share"))),
     ("roofline", True, lambda f: _percent(f["roofline_share"])),
     ("x bf16", True, lambda f: f"{f['vs_bf16']:.2f}" if f.get("vs_bf16") else "-"),
 )
 
 _HYBRID_COLUMNS = (
-    *_KERNEL_COLUMNS[:12],
+    *_KERNEL_COLUMNS[:12],  # up to the unit of the peak
     ("overlap", True, lambda f: _percent(f["overlap"])),
     ("submit+sync us", True, lambda f: f"{f['submit_sync_us']:.1f}"),
     ("error", True, lambda f: f"{f['error']:.4f}"),
@@ -66,7 +67,7 @@ _PEER_COLUMNS = (
     ("GB/s", True, lambda f: f"{f['gbps']:.1f}"),
     ("TFLOPS", True, lambda f: f"{f['tflops']:.3f}"),
     ("threads", True, lambda f: str(f["threads"])),
-    ("peer", False, lambda f: f.get("peer", "kt-kernel 0.7.2")),  # figures of earlier versions do not name it
+    ("peer", False, lambda f: f["peer"]),
     ("peer us", True, lambda f: f"{f['peer_us']:.0f}"),
     ("GB/s", True, lambda f: f"{f['peer_gbps']:.1f}"),
     ("TFLOPS", True, lambda f: f"{f['peer_tflops']:.3f}"),

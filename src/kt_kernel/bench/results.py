@@ -15,7 +15,7 @@ _POINT = ("part", "shape", "variant", "format", "tokens")
 KEYS = {
     "kernels": (*_POINT, "threads"),
     "hybrid": (*_POINT, "threads"),
-    "peers": _POINT,
+    "peers": (*_POINT, "peer"),
     "serve": ("part", "variant", "model", "phase", "batch", "method"),
     "quality": ("part", "variant", "method", "weights"),
 }

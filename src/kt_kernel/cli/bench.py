@@ -133,11 +133,22 @@ def _peers(
         Path | None,
         typer.Option("--peer-path", help=t("An unpacked {wheel} wheel, instead of a download.", wheel=wheel.RELEASED)),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            help=t(
+                "One of our own formats instead: {names}; --formats out of them too.", names=", ".join(shapes.QUANTISED)
+            ),
+        ),
+    ] = None,
     as_json: options.AsJson = False,
     save: bench_options.Save = False,
     machine: bench_options.Machine = None,
 ) -> None:
     """The released kt-kernel (GGUF types: llama.cpp) and us, in turns, each with its best thread count."""
+    if against is not None:
+        options.check_one("--against", against, shapes.QUANTISED)
     if peer_path is not None and not (peer_path / "kt_kernel").is_dir():
         options.reject("--peer-path", t("'{path}' holds no kt_kernel folder: unpack the wheel there", path=peer_path))
     names = options.variants(variant) if variant else list(dict.fromkeys(["avx2", kt_kernel.__cpu_variant__]))
@@ -146,10 +157,10 @@ def _peers(
         options.check_threads(threads),
         seconds,
         bench_options.shape_list(shape),
-        options.format_list(formats, _PEER_FORMATS),
+        options.format_list(formats, shapes.QUANTISED if against else _PEER_FORMATS),
         bench_options.token_list(tokens),
     )
-    parts = [lambda *to: peers.measure_peers(settings, *to, peer_path)]
+    parts = [lambda *to: peers.measure_peers(settings, *to, peer_path, against)]
     _run(len(names) * settings.points, parts, as_json, None, save, machine)
 
 

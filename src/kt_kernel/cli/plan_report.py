@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kt_kernel.plan.plan import Chosen, Need, Plan
     from kt_kernel.plan.predict import Prediction
 
+# What concerns experts that the CPU computes.
+_OF_THE_CPU = ("method", "threads", "numa nodes")
+
 
 def show(plan: "Plan", machine: "Machine", wanted: "Wanted") -> None:
     facts = plan.chosen.model.facts
@@ -28,7 +31,9 @@ def show(plan: "Plan", machine: "Machine", wanted: "Wanted") -> None:
         )
     )
     rows = [(t("machine"), _machine(machine))]
-    rows += [(name_of(choice.name), choice_line(choice)) for choice in plan.chosen.choices.values()]
+    unused = _OF_THE_CPU if plan.chosen.all_on_gpu else ()
+    shown = [choice for choice in plan.chosen.choices.values() if choice.name not in unused]
+    rows += [(name_of(choice.name), choice_line(choice)) for choice in shown]
     rows += [(name_of(need.what), _need(need)) for need in plan.chosen.needs]
     rows += [
         (t("load"), _load(plan)),
@@ -67,8 +72,9 @@ def promise(found: "Prediction") -> str:
     """Tokens per second, and what a token's time is made of, largest part first."""
     each = {name: 1e3 * seconds / found.tokens for name, seconds in found.parts.items()}
     parts = sorted(each.items(), key=lambda part: -part[1])
-    shown = ", ".join(f"{name_of(name)} {ms:.3g}" for name, ms in parts if ms >= 0.01 * sum(each.values()))
-    return t("{rate} tokens/s (ms of a token: {parts})", rate=f"{found.tokens_per_s:.3g}", parts=shown)
+    least = 0.01 * sum(each.values())
+    shown = ", ".join(f"{name_of(name)} {printing.three_digits(ms)}" for name, ms in parts if ms >= least)
+    return t("{rate} tokens/s (ms of a token: {parts})", rate=printing.three_digits(found.tokens_per_s), parts=shown)
 
 
 def as_dict(plan: "Plan", machine: "Machine", wanted: "Wanted") -> dict:
@@ -110,6 +116,9 @@ def as_choices(chosen: "Chosen") -> dict:
 
 
 def choice_line(choice: "Choice") -> str:
+    """The value and its reason; the reason alone where nobody decided."""
+    if choice.value is None:
+        return choice.reason
     value = ", ".join(map(str, choice.value)) if isinstance(choice.value, tuple) else choice.value
     return f"{value} ({choice.reason})"
 
@@ -158,6 +167,7 @@ def name_of(name: str) -> str:
         "barriers": t("barriers and routing"),
         "operations": t("norms and routing"),
         "launches": t("launches"),
+        "scheduling": t("scheduling"),
         "attention": t("attention"),
         "sampling": t("sampling"),
         "head": t("head"),

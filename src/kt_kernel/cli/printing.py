@@ -70,6 +70,11 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=1, ensure_ascii=False, default=str))
 
 
+def three_digits(value: float) -> str:
+    """A measured number, without an exponent."""
+    return f"{float(f'{value:.3g}'):.15g}"
+
+
 def examples(*lines: str) -> str:
     """The epilog of a command's help."""
     return "\b\n" + "\n".join([t("Examples:"), *(f"  {line}" for line in lines)])

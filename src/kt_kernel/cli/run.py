@@ -311,7 +311,7 @@ def _show_embedded(job: "RunJob", chosen: dict[str, object], as_json: bool) -> N
 
 def _sglang(context: typer.Context, job: "RunJob", _: object) -> None:
     from kt_kernel.cli.plan_report import name_of
-    from kt_kernel.launch import sglang
+    from kt_kernel.launch import sglang, sglang_reached
     from kt_kernel.launch.job import model_argument, sglang_launch
     from kt_kernel.launch.sglang_options import Server
 
@@ -329,6 +329,8 @@ def _sglang(context: typer.Context, job: "RunJob", _: object) -> None:
     )
     launch, choices = sglang_launch(job, server)
     _explain(name_of("engine"), job.engine)
+    if job.chosen is not None and job.chosen.all_on_gpu:
+        printing.note("run", t("the GPU holds all experts: SGLang computes them; --gpu-experts leaves some to the CPU"))
     for choice in choices:
         if choice.name != "api-key":
             _explain(f"--{choice.name}", choice)
@@ -337,7 +339,9 @@ def _sglang(context: typer.Context, job: "RunJob", _: object) -> None:
     if values["dry_run"]:
         _show_sglang(launch, choices, values["as_json"])
         return
-    _promise(job, values["planned"])
+    plan = _promise(job, values["planned"])
+    if plan is not None:
+        sglang_reached.follow(host, port, key, plan.decode.tokens_per_s)
     sglang.start(launch)
 
 

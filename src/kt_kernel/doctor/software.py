@@ -57,6 +57,8 @@ def version(facts: Facts, package: Package) -> Finding | None:
         return Finding(
             name, name, t("not installed"), Status.ERROR, t("kt-kernel does not work"), f"pip install {wanted(package)}"
         )
+    if outside(package, there.version) and (pinning := _pinning(facts, package)):
+        return _pinned(facts, package, there.version, pinning)
     if outside(package, there.version):
         return Finding(
             name,
@@ -87,6 +89,33 @@ def version(facts: Facts, package: Package) -> Finding | None:
     if order(there.version) > order(package.tested):
         value = t("{version}, newer than {tested}, which was tested", version=there.version, tested=package.tested)
     return Finding(name, name, value)
+
+
+def _pinning(facts: Facts, package: Package) -> str | None:
+    """The package that wants another one in the very version that is installed."""
+    version = order(facts.installed[package.name].version)
+    others = facts.installed.items()
+    return next((name for name, other in others if order(other.pins.get(package.name, "")) == version), None)
+
+
+def _pinned(facts: Facts, package: Package, version: str, pinning: str) -> Finding:
+    """A version that is right for SGLang and wrong for the embedded engine: one of the two is used here."""
+    value = t(
+        "{version}, as {other} wants it; the embedded engine needs {wanted}",
+        version=version,
+        other=pinning,
+        wanted=wanted(package),
+    )
+    if facts.machine.gpus:  # kt run takes SGLang
+        return Finding(package.name, package.name, value)
+    return Finding(
+        package.name,
+        package.name,
+        value,
+        Status.WARNING,
+        t("errors in {commands}", commands=package.needed_by),
+        "python3 -m venv ~/kt && ~/kt/bin/pip install 'kt-kernel[engine]'",
+    )
 
 
 def wanted(package: Package) -> str:

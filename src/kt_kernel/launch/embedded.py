@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from kt_kernel.server.settings import Settings
 
-_POOR = 0.75  # of what was promised, below which there must be a reason
 _LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 
 
@@ -41,7 +40,7 @@ def serve(serving: Serving, bound: "socket.socket", settings: "Settings") -> Non
         request = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' {key}-d '{body}'"
         print(f"  {t('try')}        {request}", flush=True)
         if serving.promised:
-            reached.watch(engine, lambda rate: _tell(rate, serving.promised))
+            reached.watch(engine, lambda rate: reached.tell(rate, serving.promised))
 
     server.serve(engine, bound, settings, started)
 
@@ -70,15 +69,3 @@ def server_settings(
         strict_model=strict_model,
         grace_seconds=grace,
     )
-
-
-def _tell(rate: float, promised: float) -> None:
-    line = t(
-        "reached: {rate} tokens/s of one answer, {share} % of what was promised",
-        rate=f"{rate:.3g}",
-        share=f"{100 * rate / promised:.0f}",
-    )
-    print(f"kt run: {line}", file=sys.stderr, flush=True)
-    if rate < _POOR * promised:
-        line = t("'kt doctor' looks for the reason")
-        print(f"kt run: {line}", file=sys.stderr, flush=True)

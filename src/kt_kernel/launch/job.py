@@ -63,13 +63,16 @@ class RunJob:
 
     @property
     def threads(self) -> int:
-        return self.chosen.threads if self.chosen else int(choose_threads(self.machine, self.wanted).value)
+        return self.chosen.threads if self.chosen else int(self._threads().value)
 
     def choices(self) -> list[Choice]:
         """What the embedded engine is started with, and why."""
         if self.chosen is not None:
             return list(self.chosen.choices.values())
-        return [self.engine, choose_threads(self.machine, self.wanted)]
+        return [self.engine, self._threads()]
+
+    def _threads(self) -> Choice:
+        return choose_threads(self.machine, self.wanted, str(self.engine.value))
 
 
 def prepare(

@@ -4,10 +4,13 @@ The answer runs on an engine that is idle. A request that comes meanwhile shares
 cancelled when the engine tells of another one.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable
 
+from kt_kernel.cli import printing
+from kt_kernel.cli.language import t
 from kt_kernel.engine.api import Engine, Request, Sampling
 
 _PROMPT_TOKENS, _TOKENS = 32, 48
@@ -15,6 +18,7 @@ _LONGEST_S = 5.0
 _POLL_S = 0.005
 # A second for whoever has waited for the server.
 _PATIENCE_S = 1.0
+_POOR = 0.75  # of what was promised, below which there must be a reason
 
 
 def watch(engine: Engine, tell: Callable[[float], None], patience_s: float = _PATIENCE_S) -> threading.Thread:
@@ -62,3 +66,15 @@ def measure_decode(engine: Engine) -> float | None:
     after = engine.stats()
     steps, seconds = after.decode_steps - before.decode_steps, after.decode_seconds - before.decode_seconds
     return steps / seconds if alone and steps >= _TOKENS // 4 and seconds > 0 else None
+
+
+def tell(rate: float, promised: float) -> None:
+    line = t(
+        "reached: {rate} tokens/s of one answer, {share} % of what was promised",
+        rate=printing.three_digits(rate),
+        share=f"{100 * rate / promised:.0f}",
+    )
+    print(f"kt run: {line}", file=sys.stderr, flush=True)
+    if rate < _POOR * promised:
+        line = t("'kt doctor' looks for the reason")
+        print(f"kt run: {line}", file=sys.stderr, flush=True)

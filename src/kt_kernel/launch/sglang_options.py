@@ -65,12 +65,12 @@ def reason_of(source: str | None) -> str:
 def sglang_options(
     server: Server, chosen: Chosen | None, machine: Machine, preferences: Preferences, tensor_parallel: Choice
 ) -> list[Choice]:
-    """`chosen`: of a model with experts; SGLang computes all of another one."""
+    """`chosen`: of a model with experts. SGLang alone computes another one, and one whose experts the GPU holds."""
     options = OptionList(preferences)
     options.add("host", server.host, t("where it listens"))
     options.add("port", server.port, t("where it listens"))
     options.add("model", server.model, t("the model"))
-    if chosen is not None:
+    if chosen is not None and not chosen.all_on_gpu:
         _add_experts(options, server, chosen)
     options.prefer("attention_backend")
     if server.trust_remote_code:
@@ -78,7 +78,9 @@ def sglang_options(
     options.prefer("mem_fraction_static", *_memory_fraction(machine))
     options.prefer("chunked_prefill_size", _CHUNK, t("pieces of long prompts"))
     options.prefer("max_running_requests", _REQUESTS, t("more wait"))
-    if chosen is not None:
+    if chosen is None or chosen.all_on_gpu:
+        options.prefer("max_total_tokens")
+    else:
         context = chosen.choices["context"]
         options.prefer("max_total_tokens", context.value, context.reason)
     options.prefer("watchdog_timeout", _WATCHDOG_S, t("seconds: experts take minutes to load"))
@@ -86,7 +88,8 @@ def sglang_options(
     options.add("tensor-parallel-size", tensor_parallel.value, tensor_parallel.reason)
     options.add("enable-p2p-check", True, t("whether GPUs reach each other's memory"))
     options.prefer("served_model_name")
-    options.prefer("disable_shared_experts_fusion", True, t("experts on the CPU are apart from shared ones"))
+    apart = None if chosen is None or chosen.all_on_gpu else True
+    options.prefer("disable_shared_experts_fusion", apart, t("experts on the CPU are apart from shared ones"))
     fp8 = chosen is not None and "FP8" in chosen.method
     options.prefer("fp8_gemm_backend", "triton" if fp8 else None, t("runs on every GPU with FP8"))
     for name, value in preferences.others(_HANDLED).items():
@@ -105,7 +108,7 @@ def _add_experts(options: OptionList, server: Server, chosen: Chosen) -> None:
     if server.named_nodes:
         options.add("kt-numa-nodes", nodes.value, nodes.reason)
     if gpu := chosen.choices.get("gpu experts"):
-        options.add("kt-num-gpu-experts", max(1, int(gpu.value)), gpu.reason)  # SGLang fails with 0
+        options.add("kt-num-gpu-experts", max(1, int(gpu.value)), gpu.reason)  # 0 was tried with bf16 alone
     else:
         options.add("kt-num-gpu-experts", 1, t("no GPU is here to look at"))
     options.add("kt-method", method.value, method.reason)

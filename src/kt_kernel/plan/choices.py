@@ -75,9 +75,12 @@ def choose_engine(machine: Machine, wanted: Wanted, sglang: bool, only_shown: bo
     return Choice("engine", EMBEDDED, reason)
 
 
-def choose_threads(machine: Machine, wanted: Wanted) -> Choice:
+def choose_threads(machine: Machine, wanted: Wanted, engine: str) -> Choice:
     if wanted.threads is not None:
         return Choice("threads", wanted.threads, wanted.reason("threads"))
+    if engine == SGLANG and 1 < machine.cpus == machine.threads:
+        reason = t("one for each physical core but one: the thread that drives the GPU needs it")
+        return Choice("threads", machine.threads - 1, reason)
     if machine.threads < machine.cores:
         reason = t(
             "the cgroup gives the time of {quota} CPUs, fewer than the {cores} physical cores",
@@ -180,6 +183,9 @@ def choose_context(facts: Facts, wanted: Wanted, engine: str, left: int) -> tupl
 def gpu_choice(facts: Facts, gpu: GpuPlan, wanted: Wanted) -> Choice:
     if wanted.gpu_experts is not None:
         return Choice("gpu experts", gpu.gpu_experts, wanted.reason("gpu_experts"))
+    if gpu.gpu_experts >= facts.experts:
+        free = f"{gpu.free_bytes / 1e9:.0f}"
+        return Choice("gpu experts", gpu.gpu_experts, t("all of a layer: {free} GB of GPU memory hold them", free=free))
     reason = t(
         "of {experts} in each layer; what {free} GB of GPU memory hold beside the rest and {tokens} tokens",
         experts=facts.experts,

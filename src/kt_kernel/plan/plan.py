@@ -1,6 +1,6 @@
 """The plan of a model on this machine: what is chosen, what it needs, what it will do, and what else would."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kt_kernel.machine.facts import Machine, disk_of
@@ -15,6 +15,8 @@ from kt_kernel.plan.predict import DECODE_CONTEXT, PROMPT_TOKENS, Prediction, pr
 MEMORY, GPU_MEMORY, DISK = "memory", "GPU memory", "disk"
 # Importing torch and transformers, making the model without weights, trying it out: 4 to 6 s with the demo model.
 START_S = 5.0
+# The same in SGLang's processes, its options, and graphs of a few sizes: 50 to 75 s on 16 CPUs beside an H200.
+SGLANG_START_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Chosen:
     @property
     def fits(self) -> bool:
         return all(need.fits for need in self.needs)
+
+    @property
+    def all_on_gpu(self) -> bool:
+        """No expert is left for the CPU."""
+        return self.gpu is not None and self.gpu.gpu_experts >= self.model.facts.experts
 
     @property
     def engine(self) -> str:
@@ -97,23 +104,23 @@ class Planner:
         method = choices.choose_method(facts, wanted, self.default_method, room, least)
         weights = sizes.expert_bytes(facts, choices.weight_format(method.value))
         context, slots = choices.choose_context(facts, wanted, engine.value, room - beside - weights)
-        chosen = [engine, method, choices.choose_threads(self.machine, wanted)]
+        chosen = [engine, method, choices.choose_threads(self.machine, wanted, engine.value)]
         chosen += [choices.choose_nodes(self.machine, wanted), context, slots]
         gpu = None
         if engine.value == SGLANG and self.machine.gpus:
             gpu = gpu_plan(facts, self._gpus(), context.value, wanted.gpu_experts)
             chosen.append(choices.gpu_choice(facts, gpu, wanted))
-        by_name = {choice.name: choice for choice in chosen}
-        return Chosen(self.model, by_name, gpu, self._needs(least + weights, gpu))
+        found = Chosen(self.model, {choice.name: choice for choice in chosen}, gpu, ())
+        return replace(found, needs=self._needs(least if found.all_on_gpu else least + weights, gpu))
 
     def plan(self, probe: Probe, probe_limit_s: float = 8.0) -> Plan:
         """`probe` has the threads that are chosen. Other methods are measured as long as there is time left."""
         chosen = self.choose()
         decode, prefill = self._speeds(probe, chosen.method, chosen.gpu)
-        load_disk_s, load_memory_s = self._load_seconds(probe, chosen.method)
+        load_disk_s, load_memory_s = self._load_seconds(probe, chosen)
         alternatives = []
         for method in choices.candidates(self.model.facts):
-            if method != chosen.method:
+            if method != chosen.method and not chosen.all_on_gpu:
                 is_time = probe.measured_s < probe_limit_s
                 alternatives.append(self._alternative(probe if is_time else None, method, chosen))
         return Plan(
@@ -157,20 +164,21 @@ class Planner:
         arguments = (probe, self.model.facts, weight_format, self._gpus(), gpu.gpu_experts)
         return predict_split_decode(*arguments, DECODE_CONTEXT), predict_split_prefill(*arguments, PROMPT_TOKENS)
 
-    def _load_seconds(self, probe: Probe, method: str) -> tuple[float | None, float]:
+    def _load_seconds(self, probe: Probe, chosen: Chosen) -> tuple[float | None, float]:
         """Experts are read ahead while others are packed; everything else is read, then packed."""
         facts = self.model.facts
-        weight_format = choices.weight_format(method)
-        products = probe.products(weight_format, facts.hidden, facts.moe_intermediate)
-        memory = probe.read_gbps() * 1e9
-        pack_s = max(
-            facts.expert_weights * products.pack_seconds, 2 * sizes.expert_bytes(facts, weight_format) / memory
-        )
+        memory, pack_s = probe.read_gbps() * 1e9, 0.0
+        if not chosen.all_on_gpu:
+            weight_format = choices.weight_format(chosen.method)
+            products = probe.products(weight_format, facts.hidden, facts.moe_intermediate)
+            written_s = 2 * sizes.expert_bytes(facts, weight_format) / memory
+            pack_s = max(facts.expert_weights * products.pack_seconds, written_s)
         others_s = 2 * sizes.other_bytes(facts) / memory
         files = self.model.file_bytes or sizes.checkpoint_bytes(facts)
         disk = probe.disk_gbps(self.folder)
-        memory_s = START_S + pack_s + others_s
-        return (START_S + max(files / disk / 1e9, pack_s) + others_s if disk else None), memory_s
+        start_s = START_S if chosen.gpu is None else SGLANG_START_S
+        memory_s = start_s + pack_s + others_s
+        return (start_s + max(files / disk / 1e9, pack_s) + others_s if disk else None), memory_s
 
     def _alternative(self, probe: Probe | None, method: str, chosen: Chosen) -> Alternative:
         facts = self.model.facts

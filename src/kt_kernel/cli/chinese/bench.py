@@ -24,6 +24,9 @@ TEXTS = {
     "For both sides (default: the best of a few, for each).": "双方的线程数（默认：各自从几个值中取最佳）。",
     "Instruction sets (default: avx2 and the best one).": "指令集（默认：avx2 和最好的一个）。",
     "An unpacked {wheel} wheel, instead of a download.": "已解压的 {wheel} wheel，代替下载。",
+    "One of our own formats instead: {names}; --formats out of them too.": (
+        "改为与我们自己的一种格式比较：{names}；--formats 也从中选择。"
+    ),
     "Whole models: the demo model beside transformers and llama.cpp, the engine's overhead, large models.": (
         "整个模型：演示模型与 transformers、llama.cpp 比较，引擎开销，以及大模型。"
     ),

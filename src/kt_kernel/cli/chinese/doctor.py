@@ -135,6 +135,9 @@ TEXTS = {
     "not installed": "未安装",
     "kt-kernel does not work": "kt-kernel 无法工作",
     "{version}; {wanted} is needed": "{version}；需要 {wanted}",
+    "{version}, as {other} wants it; the embedded engine needs {wanted}": (
+        "{version}，正是 {other} 所要求的；内置引擎需要 {wanted}"
+    ),
     "errors in {commands}": "{commands} 会出错",
     "{version} wants {other} {pinned}, {found} is installed": "{version} 要求 {other} {pinned}，已安装的是 {found}",
     "errors when it starts: it was built for that version": "启动时会出错：它是为该版本构建的",

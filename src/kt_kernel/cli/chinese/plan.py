@@ -57,6 +57,7 @@ TEXTS = {
     "linears": "线性层",
     "barriers and routing": "同步与路由",
     "norms and routing": "归一化与路由",
+    "scheduling": "调度",
     "launches": "启动内核",
     "attention": "注意力",
     "sampling": "采样",
@@ -79,6 +80,9 @@ TEXTS = {
         "cgroup 只给 {quota} 个 CPU 的时间，少于 {cores} 个物理核心"
     ),
     "one for each physical core that this process may use": "本进程可用的每个物理核心一个",
+    "one for each physical core but one: the thread that drives the GPU needs it": (
+        "每个物理核心一个，但留一个给驱动 GPU 的线程"
+    ),
     "there is no NUMA node {node} with CPUs for this process; there are {nodes}": (
         "本进程在 NUMA 节点 {node} 上没有 CPU；有的是 {nodes}"
     ),
@@ -94,6 +98,7 @@ TEXTS = {
     "all that the model was made for": "模型支持的全部",
     "half of the memory that is left: {gb} GB": "剩余内存的一半：{gb} GB",
     "requests at once, by the same memory": "同样按内存决定的并发请求数",
+    "all of a layer: {free} GB of GPU memory hold them": "一层的全部：{free} GB 显存放得下",
     "of {experts} in each layer; what {free} GB of GPU memory hold beside the rest and {tokens} tokens": (
         "每层共 {experts} 个；{free} GB 显存除去其余部分和 {tokens} 个 token 之后能放下的"
     ),

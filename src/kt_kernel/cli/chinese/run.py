@@ -90,6 +90,9 @@ TEXTS = {
     "'kt doctor' looks for the reason": "'kt doctor' 会查找原因",
     "{option} is left out: this SGLang does not know it": "省略 {option}：此 SGLang 不认识它",
     "{name} is up; Ctrl-C stops it": "{name} 已启动；Ctrl-C 停止",
+    "the GPU holds all experts: SGLang computes them; --gpu-experts leaves some to the CPU": (
+        "GPU 可容纳全部专家：由 SGLang 计算；--gpu-experts 可留一些给 CPU"
+    ),
     "chat page": "聊天页面",
     "terminal": "终端",
     "API": "API 接口",
