@@ -71,9 +71,8 @@ tsan-build: $(VENV)/.tools
 	$(CONFIGURE) -B build/tsan -DCMAKE_BUILD_TYPE=Debug -DKT_SANITIZE=thread -DKT_ISAS=emu
 	ninja -C build/tsan -j $(JOBS) $(TSAN_TESTS)
 
-# One after the other: each has more threads than there are cores.
 tsan: tsan-build
-	ctest --test-dir build/tsan --output-on-failure --tests-regex '^($(subst $() ,|,$(TSAN_TESTS)))$$'
+	ctest --test-dir build/tsan --output-on-failure --parallel $(JOBS) --tests-regex '^($(subst $() ,|,$(TSAN_TESTS)))$$'
 
 test-clang: $(VENV)/.tools  ## C++ tests built by another compiler: make test-clang CLANG=clang++-14
 	$(CONFIGURE) -B build/clang -DCMAKE_CXX_COMPILER=$(CLANG)

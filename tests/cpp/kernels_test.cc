@@ -119,13 +119,15 @@ void check_same_bits(const std::vector<float>& a, const std::vector<float>& b, c
 // only.
 bool runs_on_tiles(const Variant& v, int m) { return kt_test::has_tiles(v) && m > 8; }
 
-void check_shape(GemmCase& test, Format format) {
+void check_shape(GemmCase& test, Format format, int turn) {
   test.set_format(format);
   const std::vector<double> w = test.decoded_weights();
   const kt_test::Reference input = kt_test::reference(test.exact_acts(), w, test.shape.k);
   std::map<ActKind, kt_test::Reference> kernel;
   std::map<std::tuple<ActKind, Rows, bool>, std::pair<std::vector<float>, std::string>> first;
   for (const Variant& v : kt_test::variants().run) {
+    // 7 divides none of the counts in shapes(): all m, panels and k come up.
+    if (turn % 7 != 0 && kt_test::has_native_twin(v)) continue;
     const ActKind act = v.table->formats[static_cast<int>(format)].act;
     if (!kernel.count(act)) kernel[act] = kt_test::reference(test.dequantised_acts(act), w, test.shape.k);
     for (Rows how : kBoth) {
@@ -157,7 +159,7 @@ KT_TEST(every_kernel_agrees_with_fp64_and_integer_kernels_with_each_other) {
       // Most types of GGUF share one kernel: each takes a fifth of the shapes.
       const bool shared = kt::grouped_kind(format) && !kt::is_checkpoint(format);
       if (kt_test::legal_depth(format, shape.k) == shape.k && (!shared || (turn + f) % 5 == 0))
-        check_shape(test, format);
+        check_shape(test, format, turn + f);
     }
     ++turn;
   }

@@ -48,6 +48,17 @@ inline const Variants& variants() {
   return all;
 }
 
+// Whether an emulated row has its native twin beside it, which then takes every shape: the twin of emu is avx2, of
+// emu_<row> <row>.
+inline bool has_native_twin(const Variant& v) {
+  if (!v.emulated) return false;
+  const std::string name = v.name, twin = name == "emu" ? "avx2" : name.substr(name.find('_') + 1);
+  for (const Variant& other : variants().run) {
+    if (twin == other.name) return true;
+  }
+  return false;
+}
+
 inline void print_coverage() {
   std::string native, emulated;
   for (const Variant& v : variants().run) (v.emulated ? emulated : native) += std::string(" ") + v.name;

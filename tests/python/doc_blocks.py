@@ -50,6 +50,12 @@ RULES = (
     Rule(r"(curl|git diff|echo) .*", AS_IT_IS),
 )
 
+# Blocks of text, by page and first line: what commands printed, and why a test does not run these.
+OUTPUTS = {
+    ("install.md", "== what is here"): "tools/fresh_install.sh takes 20 minutes",
+    ("sglang.md", "$ kt run tiny --gpu-experts 4 --attention-backend triton"): "it needs SGLang and a GPU",
+}
+
 
 def blocks_of(page: Path) -> list[Block]:
     """In their order. A fence that does not end is an error."""

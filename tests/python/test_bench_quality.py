@@ -8,12 +8,13 @@ import pytest
 from kt_kernel.bench import quality
 from kt_kernel.bench.run import Findings
 
+TOKENS = 512  # one window: half of the text, and of the time
 # (method, weights) -> |change| of perplexity, mean divergence from the dense model; about twice what was measured on
 # avx512_bf16. Other instruction sets read other activations.
 LIMITS = {
-    ("BF16", "the checkpoint, in bf16"): (0.001, 0.0005),
+    ("BF16", "the checkpoint, in bf16"): (0.0015, 0.0005),
     ("AMXINT8", "the checkpoint, in bf16"): (0.015, 0.02),
-    ("INT4G", "the checkpoint, in bf16"): (0.25, 0.45),
+    ("INT4G", "the checkpoint, in bf16"): (0.3, 0.5),
 }
 
 
@@ -27,7 +28,7 @@ class Silent:
 def figures(demo_path):
     found = Findings()
     cases = [case for case in quality.CASES if (case.method, case.weights) in LIMITS]
-    quality.measure_quality(cases, found, Silent())
+    quality.measure_quality(cases, found, Silent(), TOKENS)
     return {(figure["method"], figure["weights"]): figure for figure in found.figures}
 
 
@@ -45,7 +46,7 @@ def test_fewer_bits_cost_more(figures):
 
 
 def test_the_dense_model_is_the_one_that_is_known(figures):
-    assert all(figure["dense_perplexity"] == pytest.approx(22.947, rel=1e-3) for figure in figures.values())
+    assert all(figure["dense_perplexity"] == pytest.approx(17.51, rel=1e-3) for figure in figures.values())
 
 
 def test_the_page_has_every_case():

@@ -18,7 +18,7 @@ from kt_kernel import KTMoEWrapper
 
 EXPERTS = 2
 SHAPE = Shape(EXPERTS, EXPERTS, HIDDEN, INTERMEDIATE // EXPERTS)
-TOKENS = 320  # of each of three pages of the documentation of Python, which every Python has
+TOKENS = 160  # of each of three pages of the documentation of Python, which every Python has
 PAGES = ("objects", "exceptions", "typesmapping")
 
 

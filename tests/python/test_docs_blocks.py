@@ -12,13 +12,14 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import typer
 from cli_cases import run
 from convert_cases import SHAPE, write_model
-from doc_blocks import PAGES, ROOT, RULES, Block, blocks_of, commands_of, rule_of, stand_in
+from doc_blocks import OUTPUTS, PAGES, ROOT, RULES, Block, blocks_of, commands_of, rule_of, stand_in
 from fake_hub import FakeHub
 from gguf_cases import Experts, write_gguf
 from odd_server import delta, odd_server, send, stream
@@ -28,6 +29,7 @@ from test_readme import run_blocks
 import kt_kernel
 from kt_kernel import folders, settings
 from kt_kernel.cli import main
+from kt_kernel.demo import source
 from kt_kernel.machine import facts
 from kt_kernel.machine import probe as probes
 from kt_kernel.plan import plan
@@ -55,9 +57,7 @@ def pages_with(language: str) -> list[str]:
 
 def test_no_block_is_passed_over():
     assert {block.language for block in BLOCKS} == {"python", "bash", "json", "text"}
-    assert {(block.page, block.text.splitlines()[0]) for block in of("text")} == {
-        ("install.md", "== what is here")  # a run of tools/fresh_install.sh: 20 minutes
-    }
+    assert {(block.page, block.text.splitlines()[0]) for block in of("text")} == OUTPUTS.keys()
     for block in of("bash"):
         assert commands_of(block.text), block
         for command in commands_of(block.text):
@@ -158,6 +158,8 @@ def places(shared_cache, home, tmp_path, monkeypatch):
     make_changed_repository(tmp_path)
     put_on_path(tmp_path / "bin", monkeypatch)
     monkeypatch.chdir(tmp_path)
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     repositories = ("Qwen/Qwen3-30B-A3B", "unsloth/Qwen3-30B-A3B-GGUF", "openai/gpt-oss-20b")
     gguf = {"model-Q4_K_M.gguf": (tmp_path / "model.gguf").read_bytes()}
     hub = FakeHub({name: gguf if name.endswith("GGUF") else files for name in repositories})
@@ -212,7 +214,8 @@ def execute(command: str, capfd) -> None:
         with made_up_machine() if words[0] in ("plan", "run") else nullcontext():
             found = run(capfd, *words)
         code, said = found.code, found.out + found.err
-    assert code == 0, f"{command}\n{said}"
+    fine = (0, 1) if command.startswith("kt doctor") else (0,)  # 1: something is wrong with this machine
+    assert code in fine, f"{command}\n{said}"
 
 
 @contextmanager
@@ -231,19 +234,30 @@ def filled_in(command: str, places: dict[str, str]) -> str:
     return command
 
 
+def missing_for(command: str) -> str | None:
+    """Programs and packages that a user installs besides, and that machines which run the tests may lack."""
+    program = command.split()[0]
+    if program in ("curl", "make") and not shutil.which(program):
+        return program
+    if re.search(r"\bdemo\b", command) and (source.installed_file() is None or find_spec("transformers") is None):
+        return "what the demo model is made of"
+    if command.startswith("kt model download") and find_spec("huggingface_hub") is None:
+        return "huggingface_hub"
+    return None
+
+
 @pytest.mark.parametrize("page", pages_with("bash"))
 def test_commands(page, places, capfd):
     absent = []
     for block in of("bash"):
         for command in commands_of(block.text) if block.page == page else ():
-            program = command.split()[0]
-            if program in ("curl", "make") and not shutil.which(program):
-                absent.append(program)
+            if missing := missing_for(command):
+                absent.append(f"{command} ({missing} is not here)")
             elif (runnable := stand_in(command)) and runnable not in DONE:
                 execute(filled_in(runnable, places), capfd)
                 DONE.add(runnable)
     if absent:
-        pytest.skip(f"not here, and not run: {', '.join(absent)}; all other commands of {page} were")
+        pytest.skip(f"not run: {', '.join(absent)}; all other commands of {page} were")
 
 
 def kt_command(words: list[str]):

@@ -91,3 +91,28 @@ def measured() -> dict[str, str]:
 def test_readme_shows_what_was_measured():
     found = {what: figure for what, figure in shown().items() if what not in ("What", "---")}
     assert found == measured()
+
+
+def shares() -> list[tuple[str, str, str, str]]:
+    """Shape, format, and the shares of the limits as the table of AVX2 in docs/performance.md has them."""
+    page = (ROOT / "docs/performance.md").read_text()
+    return re.findall(r"^\| (\S+) \| (\w+) \| (\d+) %[^|]*\| ([\d /%-]+) \|$", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("shape", "weight_format", "read", "peaks"), shares())
+def test_shares_are_those_that_were_measured(shape, weight_format, read, peaks):
+    def point(tokens: int) -> dict:
+        figures = results("zen4-2core-avx2")["figures"]
+        wanted = {"part": "kernels", "shape": shape, "format": weight_format.lower(), "tokens": tokens}
+        return next((row for row in figures if wanted.items() <= row.items()), {})
+
+    assert abs(int(read) - 100 * point(1)["read_share"]) <= 0.6
+    for tokens, shown in zip((512, 2048), re.findall(r"\d+|-", peaks), strict=True):
+        if shown == "-":
+            assert point(tokens) == {}
+        else:
+            assert abs(int(shown) - 100 * point(tokens)["peak_share"]) <= 0.6
+
+
+def test_the_table_of_shares_is_found():
+    assert len(shares()) >= 14

@@ -23,7 +23,9 @@ def test_the_question_which_model(tmp_path):
 
 @pytest.mark.timeout(240)
 def test_a_model_is_run_and_talked_to(tmp_path, demo_path):
-    cache = {"XDG_CACHE_HOME": str(demo_path.parents[2])}
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kt-kernel").symlink_to(demo_path.parents[1])
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     with terminal(tmp_path, "run", "--port", "0", "--no-plan", "--context", "512", **cache) as server:
         server.wait_for("Which model?")
         server.type("1")

@@ -11,7 +11,7 @@ from weight_files import METHODS, PROJECTIONS, checkpoint_tensors, write_safeten
 from kt_kernel import _core
 from kt_kernel.weights import save_layer
 
-SHAPE = Shape(experts=12, top_k=2, hidden=2048, intermediate=2048)  # 302 MB of bf16
+SHAPE = Shape(experts=12, top_k=2, hidden=1536, intermediate=1536)  # 170 MB of bf16
 
 MEASURE = """
 import sys
