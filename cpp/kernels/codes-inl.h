@@ -2,6 +2,9 @@
 // of them exact; and whole chunks of a panel as lines of f32 or bf16 with their scales.
 #pragma once
 
+#include <bit>
+#include <type_traits>
+
 #include "formats/grouped.h"
 #include "kernels/unroll.h"
 
@@ -137,8 +140,42 @@ struct E4m3Bf16Words {
   };
   static constexpr Bytes kBytes{};
   static constexpr float kUnit = 1.0f;
+  struct Magnitudes {
+    alignas(64) float of[128];
+    constexpr Magnitudes() : of() {
+      for (int code = 0; code < 128; ++code)
+        of[code] = std::bit_cast<float>((kBytes.high[code] * 256u + kBytes.low[code]) << 16);
+    }
+  };
+  static constexpr Magnitudes kMagnitudes{};
+  struct EveryOther {
+    alignas(64) uint8_t even[64], odd[64];
+    constexpr EveryOther() : even(), odd() {
+      for (int i = 0; i < 64; ++i) even[i] = static_cast<uint8_t>(2 * i), odd[i] = static_cast<uint8_t>(2 * i + 1);
+    }
+  };
+  static constexpr EveryOther kEveryOther{};
 
   static KT_INLINE Tables table() { return {V::table128(kBytes.low), V::table128(kBytes.high)}; }
+
+  // The same of all values times a scale, rounded once: 40 instructions where the values of a group are 2048.
+  static KT_INLINE Tables table(float scale) {
+    constexpr int kWords = V::kBytes / 2;
+    alignas(64) uint16_t words[128];
+    alignas(64) uint8_t low[128], high[128];
+    const auto factor = V::set1_f32(scale);
+    for (int i = 0; i < 128; i += kWords) {
+      const auto a = V::load_f32(kMagnitudes.of + i), b = V::load_f32(kMagnitudes.of + i + V::kLanes);
+      V::store(words + i, V::narrow_bf16(V::mul(a, factor), V::mul(b, factor)));
+    }
+    const auto even = V::load(kEveryOther.even), odd = V::load(kEveryOther.odd);
+    for (int i = 0; i < 128; i += 64) {
+      const auto bytes = V::table128(words + i);
+      V::store(low + i, V::look_up(bytes, even));
+      V::store(high + i, V::look_up(bytes, odd));
+    }
+    return {V::table128(low), V::table128(high)};
+  }
 
   template <int N, class Visit>
   static KT_INLINE void pairs(const Tables& tables, const uint8_t* lines, size_t stride, Visit visit) {
@@ -379,6 +416,32 @@ void decode_f32(const Format& layout, const uint8_t* rows, const uint8_t* blocks
   }
 }
 
+// A block of fp8 to lines of bf16 pairs if its rows share their scales, as 128 x 128 of a checkpoint do: by a table of
+// all values with the scale in them (16 rows an expert, qwen3-30b on 2 cores of Zen 4: a layer in 76 ms instead of 82).
+template <class V>
+KT_INLINE bool decode_fp8_by_tables(const Grouped<kFp8>& layout, const uint8_t* block, int depth, uint8_t* out) {
+  using Words = E4m3Bf16Words<V>;
+  const float* scales = reinterpret_cast<const float*>(block);
+  for (int g = 0; g * layout.group < depth; ++g) {
+    const float* of_rows = scales + g * kPanelRows;
+    bool same = of_rows[0] >= 0;  // the sign of a value is not in the table
+    for (int r = 1; r < kPanelRows; ++r) same &= of_rows[r] == of_rows[0];
+    if (!same) return false;
+  }
+  const uint8_t* lines = block + layout.head;
+  for (int from = 0; from < depth; from += layout.group) {
+    const auto tables = Words::table(scales[from / layout.group * kPanelRows]);
+    const int to = from + layout.group < depth ? from + layout.group : depth;
+    for (int k = from; k < to;
+         k += kStepDepth, lines += Grouped<kFp8>::kStepBytes, out += kStepDepth / 2 * kLineBytes) {
+      Words::template pairs<1>(tables, lines, 0, [&](int pair, const typename V::Int(&words)[1]) KT_INLINE_BODY {
+        V::store(out + pair * kLineBytes, words[0]);
+      });
+    }
+  }
+  return true;
+}
+
 // Lines of bf16 pairs, as in formats/bf16.h. Only for vectors of 16 lanes.
 template <class V, class Format>
 void decode_bf16(const Format& layout, const uint8_t* rows, const uint8_t* blocks, int kc, uint8_t* out) {
@@ -387,9 +450,16 @@ void decode_bf16(const Format& layout, const uint8_t* rows, const uint8_t* block
     for (int k = 0; k < kc; k += 2)
       V::store(at(k), V::narrow_pairs(load_float<V, Format>(blocks, k, 0), load_float<V, Format>(blocks, k + 1, 0)));
   } else if constexpr (kIsE4m3<Format>) {
-    decode_e4m3_pairs<V>(layout, rows, blocks, kc, [&](int k, int, auto low, auto high, auto scale) KT_INLINE_BODY {
-      V::store(at(k), V::narrow_bf16(V::mul(low, V::twice_low(scale)), V::mul(high, V::twice_high(scale))));
-    });
+    for (int k0 = 0; k0 < kc; k0 += GroupedLayout::kBlock, blocks += layout.block_bytes()) {
+      const int depth = kc - k0 < GroupedLayout::kBlock ? kc - k0 : GroupedLayout::kBlock;
+      if constexpr (std::is_same_v<Format, Grouped<kFp8>>) {
+        if (decode_fp8_by_tables<V>(layout, blocks, depth, at(k0))) continue;
+      }
+      decode_e4m3_pairs<V>(
+          layout, rows, blocks, depth, [&](int k, int, auto low, auto high, auto scale) KT_INLINE_BODY {
+            V::store(at(k0 + k), V::narrow_bf16(V::mul(low, V::twice_low(scale)), V::mul(high, V::twice_high(scale))));
+          });
+    }
   } else {
     decode_int_quads<V>(layout, rows, blocks, kc, [&](int k, int, const auto& w) KT_INLINE_BODY {
       V::store(at(k), V::narrow_pairs(w[0], w[1]));

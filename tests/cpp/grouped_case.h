@@ -87,6 +87,8 @@ inline kt::GroupedPanel random_panel(const kt::GroupedKind& kind, int group, con
                                      Random& random) {
   kt::GroupedPanel panel;
   panel.reset(kind, k, group);
+  // As blocks of a checkpoint do: kernels may take advantage of it.
+  const bool rows_share_scales = random.below(2) != 0;
   for (int n = 0; n < rows; ++n) {
     const uint16_t* row = weights + static_cast<size_t>(n) * k;
     const bool empty = std::all_of(row, row + k, [](uint16_t w) { return (w & 0x7fff) == 0; });
@@ -95,7 +97,11 @@ inline kt::GroupedPanel random_panel(const kt::GroupedKind& kind, int group, con
     if (empty && kind.codes == kt::Codes::iq4) continue;  // has no code of 0
     for (int g = 0; g < kt::div_up(k, group); ++g) {
       const size_t at = static_cast<size_t>(g);
-      random_scale(kind.scales, random, panel.row_scales(n) + at * panel.width);
+      if (n > 0 && rows_share_scales) {
+        std::copy_n(panel.row_scales(0) + at * panel.width, panel.width, panel.row_scales(n) + at * panel.width);
+      } else {
+        random_scale(kind.scales, random, panel.row_scales(n) + at * panel.width);
+      }
       uint8_t* min = panel.row_mins(n) + at * panel.min_width;
       if (kind.mins == kt::Mins::zeros) *min = static_cast<uint8_t>(empty ? 8 : random.below(17));
       if (empty) continue;
