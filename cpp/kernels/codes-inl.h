@@ -11,14 +11,20 @@
 namespace kt {
 namespace {
 
-// A format of formats/grouped.h as the kernels know it.
-template <GroupedKind kOf>
+// A format of formats/grouped.h as the kernels know it. Types of GGUF have one size of groups each, which is then a
+// constant of their kernels.
+template <GroupedKind kOf, bool kOneGroup = false>
 struct Grouped : GroupedLayout {
   static constexpr GroupedKind kKind = kOf;
   // Lines of 32 k, and how many groups begin in them at most.
   static constexpr size_t kStepBytes = static_cast<size_t>(grouped_code_bits(kOf.codes)) * 2 * 32;
   static constexpr int kHalves = kOf.least_group == 16 ? 2 : 1;
-  explicit constexpr Grouped(int size) : GroupedLayout(kOf, size) {}
+  // Whether it is known that a group ends where 32 k do.
+  static constexpr bool kStepEnds = kOneGroup && kOf.least_group <= 32;
+  // Whether lines are read in another order than they lie in: the high bits of a step come with the first low ones.
+  static constexpr bool kJumps =
+      grouped_code_bits(kOf.codes) == 3 || grouped_code_bits(kOf.codes) == 5 || grouped_code_bits(kOf.codes) == 6;
+  KT_LAYOUT_INLINE explicit constexpr Grouped(int size) : GroupedLayout(kOf, kOneGroup ? kOf.least_group : size) {}
 };
 
 constexpr int kStepDepth = 32;

@@ -122,9 +122,17 @@ constexpr int kSteadyCall = kMaxRows;
 constexpr int kManyRowsSpan = kActGroup;
 #endif
 
+// Rows that kernels for a few rows make integers of; floats are only widened, which is as cheap as copying.
+template <class Format>
+constexpr RowGather gather_few() {
+  if constexpr (kIsFloat<Format> || kIsE4m3<Format>) return {};
+  return row_gather<FewRows<Format>>();
+}
+
 template <GroupedKind kKind>
 constexpr FormatKernels grouped() {
-  return {ActKind::bf16, gemm_grouped<FloatTiles, Grouped<kKind>>, nullptr, nullptr};
+  using Format = Grouped<kKind>;
+  return {ActKind::bf16, gemm_grouped<FloatTiles, Format>, nullptr, nullptr, gather_few<Format>(), {}, kRegisterRows};
 }
 
 // Types of GGUF.
@@ -241,20 +249,28 @@ constexpr int kTypeRegisterRows = 4;
 #endif
 
 template <Format kFormat>
+using TypeFewRows = Grouped<kFused<kFormat> ? kKindOf<kFormat> : kExpanded, true>;
+
+template <Format kFormat>
 void gemm_type(const GemmArgs& g) {
   if (g.m > kTypeRegisterRows) return gemm_many<kFormat>(g);
+  using Few = TypeFewRows<kFormat>;
   if constexpr (kFused<kFormat>) {
-    using Core = FewRows<Grouped<kKindOf<kFormat>>>;
-    gemm_stream<Core, Grouped<kKindOf<kFormat>>>(g);
+    gemm_stream<FewRows<Few>, Few>(g);
   } else {
-    using Core = FewRows<Grouped<kExpanded>>;
-    gemm_stream_expanded<Core>(g);
+    gemm_stream_expanded<FewRows<Few>>(g);
   }
 }
 
 template <Format kFormat>
 constexpr FormatKernels type() {
-  return {ActKind::bf16, gemm_type<kFormat>, nullptr, nullptr};
+#if defined(KT_HAS_TILES)
+  constexpr RowGather kMany{};
+#else
+  constexpr RowGather kMany = row_gather<ManyRows<kFormat>>();
+#endif
+  constexpr RowGather kFew = gather_few<TypeFewRows<kFormat>>();
+  return {ActKind::bf16, gemm_type<kFormat>, nullptr, nullptr, kFew, kMany, kTypeRegisterRows};
 }
 
 size_t scratch_bytes(int k, int n_panels) {
@@ -276,7 +292,7 @@ size_t scratch_bytes(int k, int n_panels) {
 #endif
   };
   for (size_t other : others) bytes = other > bytes ? other : bytes;
-  return bytes + expanded_scratch<FewRows<Grouped<kExpanded>>>();
+  return bytes + expanded_scratch<FewRows<Grouped<kExpanded, true>>>();
 }
 
 constexpr IsaTable kTable = {

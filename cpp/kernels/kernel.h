@@ -51,6 +51,9 @@ struct GemmArgs {
   const uint8_t* next;  // where the caller will read weights next, for prefetching; may be null
   int group;            // of the panels, where the format has groups
   Format format;        // of the panels; only kernels that several formats share look at it
+  // Rows as RowGather makes them, gathered_pitch bytes apart, for a product of as many rows; null: made from acts.
+  const uint8_t* gathered;
+  size_t gathered_pitch;
 };
 
 // Tile kernels work on whole blocks of rows: c, and activations without a row list, need room for so many.
@@ -138,6 +141,14 @@ struct AttendArgs {
 // IsaTable::steady_rows of them at a time. It holds for bf16, int8, int4 and int4g.
 constexpr int kSteadyRows = 32;
 
+// Makes rows of activations what a kernel multiplies, once for all products that take them. Null: each does so itself.
+struct RowGather {
+  size_t (*row_bytes)(int k) = nullptr;
+  // The kGatherDepth columns from k0 on, or what is left of k.
+  void (*gather)(const Acts& acts, int row, int k0, int k, uint8_t* gathered_row) = nullptr;
+};
+constexpr int kGatherDepth = 512;
+
 struct FormatKernels {
   ActKind act;
   void (*gemm)(const GemmArgs& args);
@@ -147,6 +158,10 @@ struct FormatKernels {
   Pack pack;
   // The same, with scales searched for the least error of each row. Null where there are no scales to choose.
   Pack pack_searched;
+  // Products of up to few_rows rows, and of more.
+  RowGather few{}, many{};
+  int few_rows = 0;
+  const RowGather& gather_of(int m) const { return m <= few_rows ? few : many; }
 };
 
 struct IsaTable {

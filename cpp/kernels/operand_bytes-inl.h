@@ -12,8 +12,8 @@
 namespace kt {
 namespace {
 
-// Activations of a chunk as integers, with a scale for each kSpan k, and sums over kGroup k.
-template <class V, int kElementBytes, int kGroup, int kSpan>
+// Activations of a chunk as integers, with a scale for each kSpan k, and sums over kGroup k. Bytes have kOffset added.
+template <class V, int kElementBytes, int kGroup, int kSpan, int kOffset = 0>
 struct ByteActs {
   static constexpr float kMost = kElementBytes == 1 ? 127 : 32767;
 
@@ -43,7 +43,7 @@ struct ByteActs {
         std::memcpy(dst + 2 * i, q, 2 * static_cast<size_t>(left));
       } else {
         alignas(64) int8_t bytes[kSpan];
-        for (int j = 0; j < left; ++j) bytes[j] = static_cast<int8_t>(q[j]);
+        for (int j = 0; j < left; ++j) bytes[j] = static_cast<int8_t>(q[j] + kOffset);
         put_swapped(bytes, left, dst + i);
       }
     }
@@ -231,59 +231,84 @@ struct BytesCore : BytesBase<V, Sums::kElementBytes> {
 };
 
 // K-quants for pmaddubsw: integers up to the scale of activations. A block of a panel is
-//   [f32: super x 16][f32: super of the mins x 16][s16 pairs: scale, scale; for each group][s16 pairs: mins of two
-//   groups, or offset * scale][lines of bytes]
-// and c += activation scale * (super * sum(scale * sum(byte * a)) - super_min * sum(min * sum(a))).
+//   with mins     [f32: super x 16][f32: super of the mins x 16][s16 pairs: scale, scale; for each group]
+//                 [s16 pairs: mins of two groups][lines of bytes]
+//                 c += activation scale * (super * sum(scale * sum(byte * a)) - super_min * sum(min * sum(a)))
+//   without them  [f32: super x 16][s32: -128 * sum(scale * byte) x 16][s16 pairs as above][lines of signed bytes]
+//                 c += activation scale * super * (sum(scale * sum((a + 128) * byte)) + what the block starts with)
+// Codes without mins have an offset. Signed they need none, and unsigned activations cost a block one number for all
+// rows, where the offset would cost each row as many products as groups have mins.
 template <GroupedKind kKind>
 struct KBlock {
+  static constexpr bool kMins = has_super_min(kKind.mins);
   static constexpr int kGroups = kActGroup / kKind.least_group;
+  static constexpr size_t kSecond = kLineBytes;  // super of the mins, or start
   static constexpr size_t kScales = 2 * kLineBytes;
-  static constexpr size_t kMins = kScales + kGroups * kLineBytes;
-  static constexpr size_t kLines = kMins + kGroups / 2 * kLineBytes;
+  static constexpr size_t kMinPairs = kScales + kGroups * kLineBytes;
+  static constexpr size_t kLines = kMinPairs + (kMins ? kGroups / 2 * kLineBytes : 0);
   static constexpr size_t kBytes = kLines + kActGroup / 4 * kLineBytes;
 };
+
+// Scales, and mins where there are some, of the v-th vector of rows.
+template <class V, GroupedKind kKind>
+KT_INLINE void expand_k_scales(const Grouped<kKind>& layout, const uint8_t* block, int v, uint8_t* out) {
+  using Format = Grouped<kKind>;
+  using To = KBlock<kKind>;
+  const auto low_word = V::set1_32(0xffff);
+  auto first = V::set1_32(0);
+  for (int g = 0; g < To::kGroups; ++g) {
+    const uint8_t* at = scales_at<Format>(block, g) + v * V::kLanes;
+    auto scale = kKind.scales == Scales::s8 ? V::load_s8(at) : V::load_u8(at);
+    if constexpr (To::kMins) {
+      auto min = scale;
+      if constexpr (kKind.scales == Scales::u4) {
+        min = V::template shift_right_32<4>(scale);
+        scale = V::bit_and(scale, V::set1_32(15));
+      } else {
+        min = V::load_u8(mins_at(layout, block, g) + v * V::kLanes);
+      }
+      const auto pair = V::bit_or(first, V::template shift_left_32<16>(min));
+      if (g % 2) V::store(out + To::kMinPairs + g / 2 * kLineBytes + v * V::kBytes, pair);
+      first = min;
+    }
+    const auto pair = V::bit_or(V::bit_and(scale, low_word), V::template shift_left_32<16>(scale));
+    V::store(out + To::kScales + g * kLineBytes + v * V::kBytes, pair);
+  }
+}
 
 template <class V, GroupedKind kKind>
 void expand_k(const uint8_t* block, int, uint8_t* out) {
   using Format = Grouped<kKind>;
   using Bytes = CodeBytes<V, kKind>;
   using To = KBlock<kKind>;
+  constexpr int kHalves = Format::kHalves, kQuads = 8 / kHalves;
   const Format layout(kKind.least_group);
-  const auto low_word = V::set1_32(0xffff);
+  const auto table = Bytes::table(), ones = V::set1_32(0x01010101);
+  const auto offset = V::set1_32(static_cast<int32_t>((-kKind.offset & 0xff) * 0x01010101u));
   for (int v = 0; v < kPanelRows / V::kLanes; ++v) {
-    float* supers = reinterpret_cast<float*>(out) + v * V::kLanes;
-    V::store_f32(supers, load_super<V>(layout, block, 0, v));
-    V::store_f32(supers + kPanelRows, load_super<V>(layout, block, has_super_min(kKind.mins) ? 1 : 0, v));
-    typename V::Int first = V::set1_32(0);
-    for (int g = 0; g < To::kGroups; ++g) {
-      const uint8_t* at = scales_at<Format>(block, g) + v * V::kLanes;
-      typename V::Int scale = kKind.scales == Scales::s8 ? V::load_s8(at) : V::load_u8(at);
-      typename V::Int min;
-      if constexpr (kKind.scales == Scales::u4) {
-        min = V::template shift_right_32<4>(scale);
-        scale = V::bit_and(scale, V::set1_32(15));
-      } else if constexpr (has_super_min(kKind.mins)) {
-        min = V::load_u8(mins_at(layout, block, g) + v * V::kLanes);
-      } else {
-        min = V::mul_lo_16(scale, V::set1_32(kKind.offset * 0x00010001));
-      }
-      const typename V::Int words = V::bit_and(scale, low_word), pair = V::template shift_left_32<16>(scale);
-      V::store(out + To::kScales + g * kLineBytes + v * V::kBytes, V::bit_or(words, pair));
-      if (g % 2 == 0) {
-        first = V::bit_and(min, low_word);
-      } else {
-        V::store(out + To::kMins + g / 2 * kLineBytes + v * V::kBytes,
-                 V::bit_or(first, V::template shift_left_32<16>(min)));
-      }
-    }
-    const auto table = Bytes::table();
-    const uint8_t* lines = block + layout.head + v * V::kBytes;
+    expand_k_scales<V, kKind>(layout, block, v, out);
+    const uint8_t *lines = block + layout.head + v * V::kBytes, *scales = out + To::kScales + v * V::kBytes;
     uint8_t* to = out + To::kLines + v * V::kBytes;
+    auto total = V::set1_32(0);
     for (int k = 0; k < kActGroup; k += kStepDepth, lines += Format::kStepBytes, to += kStepDepth / 4 * kLineBytes) {
-      unrolled<8>([&](auto index) KT_INLINE_BODY {
-        constexpr int Q = decltype(index)::kValue;
-        V::store(to + Q * kLineBytes, Bytes::template quad<Q>(table, lines));
+      unrolled<kHalves>([&](auto half) KT_INLINE_BODY {
+        auto sum = V::set1_32(0);  // of 8 bytes of a group in a word
+        unrolled<kQuads>([&](auto index) KT_INLINE_BODY {
+          constexpr int Q = decltype(half)::kValue * kQuads + decltype(index)::kValue;
+          const auto bytes = V::add_8(Bytes::template quad<Q>(table, lines), offset);
+          V::store(to + Q * kLineBytes, bytes);
+          if constexpr (!To::kMins) sum = V::add_16(sum, V::madd_u8s8(ones, bytes));
+        });
+        if constexpr (!To::kMins) total = V::add_32(total, V::madd_s16(sum, V::load(scales)));
+        scales += kLineBytes;
       });
+    }
+    V::store_f32(reinterpret_cast<float*>(out) + v * V::kLanes, load_super<V>(layout, block, 0, v));
+    uint8_t* second = out + To::kSecond + v * V::kBytes;
+    if constexpr (To::kMins) {
+      V::store_f32(reinterpret_cast<float*>(second), load_super<V>(layout, block, 1, v));
+    } else {
+      V::store(second, V::sub_32(V::set1_32(0), V::template shift_left_32<7>(total)));
     }
   }
 }
@@ -299,10 +324,11 @@ struct KCore : BytesBase<V, 1> {
   static constexpr int kGroup = kKind.least_group, kHalves = kStepDepth / kGroup;
   static constexpr int kChunk = Base::kChunk, kVectors = Base::kVectors, kPanels = 1;
   // Quads of which int16 holds the sums.
-  static constexpr int kHeld = 32767 / (2 * 127 * CodeBytes<V, kKind>::kMost);
+  static constexpr int kPair = To::kMins ? 2 * 127 * CodeBytes<V, kKind>::kMost : 2 * 255 * kKind.offset;
+  static constexpr int kHeld = 32767 / kPair;
   static constexpr int kQuads = 8 / kHalves, kCount = kHeld >= kQuads ? kQuads : kHeld >= 4 ? 4 : 2;
-  // The sums of two groups in a lane, then the scales.
-  static constexpr int kPairs = kChunk / (2 * kGroup), kInits = kPairs + kChunk / kActGroup;
+  // With mins, the sums of two groups in a lane; then the scales.
+  static constexpr int kPairs = To::kMins ? kChunk / (2 * kGroup) : 0, kInits = kPairs + kChunk / kActGroup;
   static constexpr size_t kBlockBytes = To::kBytes;
   static constexpr int kDecodedBytes = div_up(static_cast<int>(kBlockBytes) * kChunk / kActGroup, kChunk* kPanelRows);
   template <class>
@@ -311,8 +337,10 @@ struct KCore : BytesBase<V, 1> {
   static void gather(const Acts& acts, int row, int k0, int kc, int k, uint8_t* dst, float*, int32_t* inits) {
     float* scales = reinterpret_cast<float*>(inits + kPairs);
     int16_t* sums = reinterpret_cast<int16_t*>(inits);
-    const auto put_sum = [sums](int g, int32_t sum) { sums[g] = static_cast<int16_t>(sum); };
-    ByteActs<V, 1, kGroup, kActGroup>::gather(acts, row, k0, kc, k, dst, scales, put_sum);
+    const auto put_sum = [sums](int g, int32_t sum) {
+      if constexpr (To::kMins) sums[g] = static_cast<int16_t>(sum);
+    };
+    ByteActs<V, 1, kGroup, kActGroup, To::kMins ? 0 : 128>::gather(acts, row, k0, kc, k, dst, scales, put_sum);
   }
 
   template <class, int R, int P>
@@ -332,7 +360,8 @@ struct KCore : BytesBase<V, 1> {
       KT_UNROLL
       for (int r = 0; r < R; ++r) {
         KT_UNROLL
-        for (int v = 0; v < N; ++v) acc[r][v] = V::set1_32(0);
+        for (int v = 0; v < N; ++v)
+          acc[r][v] = To::kMins ? V::set1_32(0) : V::load(block + To::kSecond + v * V::kBytes);
       }
       for (int i = 0; i < kActGroup; i += kGroup, scales += kLineBytes) {
         KT_UNROLL
@@ -352,7 +381,8 @@ struct KCore : BytesBase<V, 1> {
             for (int r = 0; r < R; ++r) {
               const Int x = V::broadcast32(a + r * kPitch + 4 * q);
               KT_UNROLL
-              for (int v = 0; v < N; ++v) sum[r][v] = V::add_16(sum[r][v], V::madd_u8s8(w[v], x));
+              for (int v = 0; v < N; ++v)
+                sum[r][v] = V::add_16(sum[r][v], To::kMins ? V::madd_u8s8(w[v], x) : V::madd_u8s8(x, w[v]));
             }
           }
           lines += kCount * kLineBytes;
@@ -372,25 +402,40 @@ struct KCore : BytesBase<V, 1> {
   template <int R, int N>
   static KT_INLINE void flush(const TileArgs& t, Chunk<KCore> chunk, int k, const uint8_t* block,
                               const Int (&acc)[R][N]) {
-    const uint8_t* mins = block + To::kMins;
+    const float* supers = reinterpret_cast<const float*>(block);
     KT_UNROLL
     for (int r = 0; r < R; ++r) {
-      const int32_t* sums = chunk.inits(r) + k / (2 * kGroup);
+      F32 part[N];
+      KT_UNROLL
+      for (int v = 0; v < N; ++v) part[v] = V::mul(V::to_f32(acc[r][v]), V::load_f32(supers + v * V::kLanes));
+      if constexpr (To::kMins) subtract_mins<N>(chunk.inits(r) + k / (2 * kGroup), block, part);
       const F32 scale = V::set1_f32(reinterpret_cast<const float*>(chunk.inits(r) + kPairs)[k / kActGroup]);
       KT_UNROLL
       for (int v = 0; v < N; ++v) {
-        Int low = V::set1_32(0);
-        KT_UNROLL
-        for (int pair = 0; pair < kActGroup / (2 * kGroup); ++pair) {
-          const Int min = V::load(mins + pair * kLineBytes + v * V::kBytes);
-          low = V::add_32(low, V::madd_s16(min, V::broadcast32(sums + pair)));
-        }
-        const float* supers = reinterpret_cast<const float*>(block + v * V::kBytes);
         float* c = t.c + r * t.c_pitch + v * V::kLanes;
-        const F32 high = V::mul(V::to_f32(acc[r][v]), V::load_f32(supers));
-        const F32 part = V::sub(high, V::mul(V::to_f32(low), V::load_f32(supers + kPanelRows)));
-        V::store_f32(c, V::fma(part, scale, t.first && k == 0 ? V::zero_f32() : V::load_f32(c)));
+        V::store_f32(c, V::fma(part[v], scale, t.first && k == 0 ? V::zero_f32() : V::load_f32(c)));
       }
+    }
+  }
+
+  template <int N>
+  static KT_INLINE void subtract_mins(const int32_t* sums, const uint8_t* block, F32 (&part)[N]) {
+    Int low[N];
+    KT_UNROLL
+    for (int v = 0; v < N; ++v) low[v] = V::set1_32(0);
+    KT_UNROLL
+    for (int pair = 0; pair < kActGroup / (2 * kGroup); ++pair) {
+      const Int x = V::broadcast32(sums + pair);
+      KT_UNROLL
+      for (int v = 0; v < N; ++v) {
+        const Int min = V::load(block + To::kMinPairs + pair * kLineBytes + v * V::kBytes);
+        low[v] = V::add_32(low[v], V::madd_s16(min, x));
+      }
+    }
+    KT_UNROLL
+    for (int v = 0; v < N; ++v) {
+      const F32 super = V::load_f32(reinterpret_cast<const float*>(block + To::kSecond) + v * V::kLanes);
+      part[v] = V::sub(part[v], V::mul(V::to_f32(low[v]), super));
     }
   }
 };

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <optional>
 
+#include "moe/gathered_rows.h"
+
 namespace kt {
 namespace {
 
@@ -28,6 +30,7 @@ struct ForwardPass {
   const Plan& plan;
   const bool quantised;
   const int hidden;
+  const GatheredRows input_rows, hidden_rows;
   TaskCounter gate_up_tasks[kMaxNodes], down_tasks[kMaxNodes];
 
   ForwardPass(Layer& l, Workspace& w, const ForwardArgs& a)
@@ -38,7 +41,9 @@ struct ForwardPass {
         act(l.act()),
         plan(w.plan()),
         quantised(act != ActKind::bf16),
-        hidden(l.config_.hidden) {
+        hidden(l.config_.hidden),
+        input_rows(l.kernels(kUp), plan, GatheredRows::Rows::tokens, tokens()),
+        hidden_rows(l.kernels(kDown), plan, GatheredRows::Rows::pairs, plan.pairs()) {
     for (int i = 0; i < w.pool().node_count(); ++i) {
       if (!quantised) continue;
       const int span = many_rows() ? isa.many_rows_span : kActGroup;
@@ -57,6 +62,15 @@ struct ForwardPass {
   int most_rows() const { return steady() ? isa.steady_rows : isa.max_rows; }
   const Layer::Shard& shard(const Worker& worker) const { return layer.shards_[worker.node]; }
 
+  // Gate and up of two formats need two kinds of rows, and an expert with an order of its columns rows of its own: they
+  // are made in each task.
+  bool gathers_input() const { return input_rows.any() && layer.paired() && !layer.has_columns(); }
+  Acts input_acts() const { return bf16_acts(args.input, hidden); }
+  Acts hidden_acts(const Worker& worker) const {
+    return bf16_acts(reinterpret_cast<const uint16_t*>(workspace.node(worker.node).hidden.data()),
+                     hidden_pitch(shard(worker).size));
+  }
+
   // Tasks: (expert by descending rows, block of panel pairs). Each writes its own columns of the intermediate rows.
   void gate_up(const Worker& worker) {
     const Layer::Shard& s = shard(worker);
@@ -66,7 +80,7 @@ struct ForwardPass {
     const int block =
         clamp(plan.active() * pairs / (worker.node_threads * kTasksPerWorker), 1, std::min(pairs, isa.max_panels / 2));
     const int blocks = div_up(pairs, block);
-    const Acts acts = quantised ? node.input.acts() : bf16_acts(args.input, hidden);
+    const Acts acts = quantised ? node.input.acts() : input_acts();
     uint16_t* h = reinterpret_cast<uint16_t*>(node.hidden.data());
     const size_t pitch = hidden_pitch(s.size);
     for (int task; (task = gate_up_tasks[worker.node].take()) < plan.active() * blocks;) {
@@ -81,6 +95,7 @@ struct ForwardPass {
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.rows = plan.tokens() + row;
         g.m = std::min(plan.end(slot) - row, most_rows());
+        if (gathers_input()) input_rows.use(node, slot, &g);
         order_columns(layer.columns_[plan.expert(slot)], thread, &g);
         const GateUp c = gate_up_products(s, plan.expert(slot), first, count, bias, g, thread);
         isa.swiglu(c, g.m, count, layer.config_.activation, h + row * pitch + static_cast<size_t>(first) * kPanelRows,
@@ -169,8 +184,7 @@ struct ForwardPass {
     g.group = layer.panel_groups_[kDown];
     g.format = layer.config_.formats[kDown];
     g.c_pitch = static_cast<size_t>(width);
-    g.acts = quantised ? node.hidden_quantised.acts()
-                       : bf16_acts(reinterpret_cast<const uint16_t*>(node.hidden.data()), hidden_pitch(s.size));
+    g.acts = quantised ? node.hidden_quantised.acts() : hidden_acts(worker);
     g.c = reinterpret_cast<float*>(thread.c.data());
     g.scratch = thread.scratch.data();
     for (int slot = 0; slot < plan.active(); ++slot) {
@@ -180,6 +194,7 @@ struct ForwardPass {
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.first_row = row;
         g.m = std::min(plan.end(slot) - row, most_rows());
+        hidden_rows.use(node, slot, &g);
         layer.kernels(kDown).gemm(g);
         for (int i = 0; i < g.m; ++i) {
           float* to = sum + static_cast<size_t>(plan.tokens()[row + i]) * width;
@@ -230,12 +245,18 @@ struct ForwardPass {
     if (quantised) {
       quantise_rows(isa, act, worker, args.input, hidden, tokens(), hidden, node.input);
       worker.node_barrier();
+    } else if (gathers_input()) {
+      input_rows.gather(worker, input_acts(), hidden, node);
+      worker.node_barrier();
     }
     gate_up(worker);
     worker.node_barrier();
     if (quantised) {
       quantise_rows(isa, act, worker, reinterpret_cast<const uint16_t*>(node.hidden.data()),
                     hidden_pitch(shard(worker).size), plan.pairs(), shard(worker).size, node.hidden_quantised);
+      worker.node_barrier();
+    } else if (hidden_rows.any()) {
+      hidden_rows.gather(worker, hidden_acts(worker), shard(worker).size, node);
       worker.node_barrier();
     }
     down(worker);

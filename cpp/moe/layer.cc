@@ -7,6 +7,7 @@
 
 #include "formats/gguf.h"
 #include "moe/forward.h"
+#include "moe/gathered_rows.h"
 
 namespace kt {
 namespace {
@@ -229,6 +230,8 @@ WorkspaceNeeds Layer::needs() const {
     n.input_bytes = ActRows::bytes(act, chunk_tokens_, config_.hidden);
     n.hidden_quantised_bytes = ActRows::bytes(act, max_pairs + kRowUnit, widest);
   }
+  GatheredRows::add_needs(kernels(kUp), chunk_tokens_, config_.hidden, &n);
+  GatheredRows::add_needs(kernels(kDown), max_pairs, widest, &n);
   if (shards_.size() > 1)
     n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPanelRows) * 4;
   const int depth = std::max(config_.hidden, widest);

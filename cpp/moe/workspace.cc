@@ -26,6 +26,8 @@ Status Workspace::ensure(const WorkspaceNeeds& needs) {
     KT_RETURN_IF_ERROR(grow(nodes_[i].input.memory, needs.input_bytes, id));
     KT_RETURN_IF_ERROR(grow(nodes_[i].hidden, needs.hidden_bytes, id));
     KT_RETURN_IF_ERROR(grow(nodes_[i].hidden_quantised.memory, needs.hidden_quantised_bytes, id));
+    KT_RETURN_IF_ERROR(grow(nodes_[i].gathered_few, needs.gathered_few_bytes, id));
+    KT_RETURN_IF_ERROR(grow(nodes_[i].gathered_many, needs.gathered_many_bytes, id));
     KT_RETURN_IF_ERROR(grow(nodes_[i].partial, needs.partial_bytes, id));
     for (int t = 0; t < pool_->node(i).threads; ++t, ++global) {
       KT_RETURN_IF_ERROR(grow(threads_[global].scratch, needs.scratch_bytes, id));

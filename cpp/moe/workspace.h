@@ -20,6 +20,8 @@ struct WorkspaceNeeds {
   size_t input_bytes = 0;   // quantised input of a node
   size_t hidden_bytes = 0;  // bf16 intermediate rows of a node
   size_t hidden_quantised_bytes = 0;
+  size_t gathered_few_bytes = 0;  // rows of a node as kernels for a few rows take them
+  size_t gathered_many_bytes = 0;
   size_t partial_bytes = 0;  // f32 output of a node when there are several
   size_t scratch_bytes = 0;  // kernels' scratch of a worker
   size_t c_bytes = 0;        // product of a worker
@@ -36,7 +38,7 @@ class Workspace {
 
   struct Node {
     ActBuffer input, hidden_quantised;
-    NumaBuffer hidden, partial;
+    NumaBuffer hidden, partial, gathered_few, gathered_many;
   };
   struct Thread {
     NumaBuffer scratch, c, sum, rows;

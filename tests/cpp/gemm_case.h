@@ -178,8 +178,8 @@ class GemmCase {
 
   int row(Rows how, int i) const { return how == Rows::list ? list_[i] : kFirstRow + i; }
 
-  // The first m rows of the product.
-  std::vector<float> run(const Variant& v, Rows how, int m, int first = 0) {
+  // The first m rows of the product. gathered: from rows that were gathered before, where the kernel can.
+  std::vector<float> run(const Variant& v, Rows how, int m, int first = 0, bool gathered = false) {
     const kt::FormatKernels& kernels = v.table->formats[static_cast<int>(format_.id)];
     now_running("%s %s group=%d m=%d n_panels=%d k=%d rows=%s", v.name, kt::format_name(format_.id), format_.group, m,
                 shape.n_panels, shape.k, rows_name(how));
@@ -200,6 +200,15 @@ class GemmCase {
     args.group = format_.group;
     args.format = format_.id;
     args.next = first % 2 ? nullptr : panels_->data();
+    const kt::RowGather& gather = kernels.gather_of(m);
+    const size_t pitch = gathered && gather.gather ? gather.row_bytes(shape.k) : 0;
+    Guarded<uint8_t> gathered_rows(rows * pitch + 1);
+    for (int r = 0; r < rows && pitch; ++r) {
+      for (int k0 = 0; k0 < shape.k; k0 += kt::kGatherDepth)
+        gather.gather(args.acts, r, k0, shape.k, gathered_rows.data() + r * pitch);
+    }
+    args.gathered = pitch ? gathered_rows.data() : nullptr;
+    args.gathered_pitch = pitch;
     kernels.gemm(args);
     if (!c.front_intact() || !scratch.front_intact()) {
       fail(__FILE__, __LINE__, std::string("written in front of a buffer: ") + running);

@@ -2,6 +2,7 @@
 //
 // Two comparisons separate rounding of the activations from mistakes of the kernel: with the original activations, as
 // relative L2 error under a limit per format and kind; with the activations as quantised, per element and tight.
+#include <array>
 #include <map>
 #include <tuple>
 
@@ -200,6 +201,21 @@ KT_TEST(integer_rows_do_not_depend_on_their_neighbours) {
       }
     });
   }
+}
+
+// A kernel finds the same in rows that were gathered for all products as in those that it gathers itself. One row, a
+// few and many take turns: kernels of all instruction sets come from the same templates.
+KT_TEST(gathered_rows_change_nothing) {
+  Random random(6);
+  int turn = 0;
+  for_each_kernel([&](const Variant& v, Format format) {
+    const Shape shape = std::array{Shape{1, 5, 520}, Shape{3, 2, 300}, Shape{9, 3, 600}}[turn++ % 3];
+    if (!v.table->formats[static_cast<int>(format)].gather_of(shape.m).gather) return;
+    GemmCase test({shape.m, shape.n_panels, kt_test::legal_depth(format, shape.k)}, random);
+    test.set_format(format);
+    const std::vector<float> own = test.run(v, Rows::list, shape.m);
+    check_same_bits(test.run(v, Rows::list, shape.m, 0, true), own, "from rows gathered in the call");
+  });
 }
 
 KT_TEST(nan_and_inf_stay_in_their_row) {

@@ -61,7 +61,9 @@ def known(shape: Shape, types, seed: int = 0) -> tuple[Experts, list]:
     return experts, [experts.decoded(expert) for expert in range(shape.experts)]
 
 
-def make_layer(experts: Experts, threads=(1,), variant=None, activation=SILU, biases=False) -> "_core.MoELayer":
+def make_layer(
+    experts: Experts, threads=(1,), variant=None, activation=SILU, biases=False, max_tokens=64
+) -> "_core.MoELayer":
     shape = experts.shape
     return _core.MoELayer(
         shared_pool(threads),
@@ -70,7 +72,7 @@ def make_layer(experts: Experts, threads=(1,), variant=None, activation=SILU, bi
         top_k=shape.top_k,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
-        max_tokens=64,
+        max_tokens=max_tokens,
         variant=variant,
         swiglu_limit=activation.limit,
         swiglu_alpha=activation.alpha,
@@ -93,9 +95,16 @@ def run(layer, x, ids, weights) -> np.ndarray:
     return out
 
 
-def assert_right(layer, decoded, tokens: int, variant=None, activation=SILU, biases=None, seed: int = 0) -> None:
+def assert_right(
+    layer, decoded, tokens: int, variant=None, activation=SILU, biases=None, seed: int = 0, rows=None
+) -> None:
+    """``rows``: how many of the tokens each expert gets, instead of a random choice."""
     shape = Shape(layer.num_experts, TOP_K, layer.hidden_size, layer.intermediate_size)
     x, ids, weights = random_batch(shape, tokens, seed)
+    if rows:
+        ids[:] = -1
+        places = np.random.default_rng(seed).permuted(np.arange(ids.size))[: sum(rows)]
+        ids.flat[places] = np.repeat(np.arange(len(rows)), rows)
     kinds = {act_kind(part, variant or kt_kernel.__cpu_variant__) for part in layer.format.split("/")}
     act_error = max(ACT_ERROR[kind] for kind in kinds)
     exact, bound = moe_with_bound(
@@ -141,6 +150,15 @@ def test_every_instruction_set(name, variant):
     layer = filled(experts, variant=variant)
     for tokens in (1, 20):
         assert_right(layer, decoded, tokens, variant)
+
+
+@pytest.mark.parametrize("rows", [(1, 3, 40), (4, 5, 0), (258, 2, 20)], ids=str)
+@pytest.mark.parametrize("types", ["q8_0", ("q4_k", "q4_k", "q6_k"), ("q4_0", "q5_1", "mxfp4")], ids=name_of)
+def test_kernels_for_few_and_for_many_rows_meet_in_a_call(types, rows):
+    """Of 258 rows the last two are a call of their own; with 280 the few are not gathered."""
+    experts, decoded = known(shape_for(types), types)
+    layer = filled(experts, threads=(2,), max_tokens=200)
+    assert_right(layer, decoded, sum(rows) * 2 // 3, rows=rows)
 
 
 @pytest.mark.parametrize("types", ["q4_k", "q8_0", ("q4_k", "q4_k", "q6_k")], ids=name_of)
