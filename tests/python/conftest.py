@@ -5,6 +5,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from long_files import LONG_FILES
 
 from kt_kernel import _core, folders
 
@@ -20,23 +21,6 @@ os.environ["KT_LANG"] = "en"
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("fixed")
-
-# Files that take 20 s of CPU time or wait as long, longest first. They begin, so that no worker is left with one of
-# them at the end; xdist by itself begins with the files that have the most tests.
-LONG_FILES = (
-    "test_server_demo.py",
-    "test_bench_quality.py",
-    "test_convert_smollm2.py",
-    "test_terminal_run.py",
-    "test_plan_accuracy.py",
-    "test_layer_activation.py",
-    "test_layer_semantics.py",
-    "test_weights_memory.py",
-    "test_hf_memory.py",
-    "test_hf_architectures.py",
-    "test_weights_families.py",
-    "test_docs_blocks.py",
-)
 
 _ERRORS = "measured_errors"
 _errors: dict[tuple[str, str], tuple[float, float]] = {}

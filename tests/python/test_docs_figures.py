@@ -73,7 +73,7 @@ def measured() -> dict[str, str]:
     alone, many = (serve(model="demo", phase="decode", batch=batch) for batch in (1, 16))
     large = serve(model="qwen3-30b, 48 of 48 layers", phase="decode")
     small = {"shape": "8x2x3072x1536", "format": "fp8"}
-    bf16 = {"shape": "dsv3", "format": "bf16"}
+    bf16, of_gguf = ({"shape": "dsv3", "format": name} for name in ("bf16", "q4_k"))
     return {
         "demo model, one request": f"{times(alone['vs_stock'])} transformers (bf16), "
         f"{times(alone['vs_llamacpp'])} llama.cpp (Q8_0)",
@@ -82,6 +82,8 @@ def measured() -> dict[str, str]:
         + " of the read bandwidth, end to end",
         "one layer, AVX2, bf16, against kt-kernel 0.7.2": f"{avx2(1, **bf16)} at T=1, {avx2(256, **bf16)} at T=256",
         "one layer, AVX2, FP8, against kt-kernel 0.7.2": f"{avx2(1, **small)} at T=1, {avx2(256, **small)} at T=256",
+        "DeepSeek-V3 layer, AVX2, Q4_K, against llama.cpp": f"{avx2(1, **of_gguf)} at T=1, "
+        f"{avx2(2048, **of_gguf)} at T=2048",
         "DeepSeek-V3 layer, int8, against kt-kernel 0.7.2": f"{int8(1)} at T=1, {int8(2048)} at T=2048",
         "DeepSeek-V3 layer, FP8, against kt-kernel 0.7.2": f"{fp8(1)} at T=1, {fp8(2048)} at T=2048",
         "DeepSeek-V3 layer, Q4_K, against llama.cpp": f"{q4_k(1)} at T=1, {q4_k(2048)} at T=2048",

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import LONG_FILES
+from long_files import LONG_FILES
 
 ROOT = Path(__file__).parents[2]
 
