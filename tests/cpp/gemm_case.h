@@ -202,7 +202,7 @@ class GemmCase {
     args.next = first % 2 ? nullptr : panels_->data();
     const kt::RowGather& gather = kernels.gather_of(m);
     const size_t pitch = gathered && gather.gather ? gather.row_bytes(shape.k) : 0;
-    Guarded<uint8_t> gathered_rows(rows * pitch + 1);
+    Guarded<uint8_t> gathered_rows(pitch ? rows * pitch : 1);
     for (int r = 0; r < rows && pitch; ++r) {
       for (int k0 = 0; k0 < shape.k; k0 += kt::kGatherDepth)
         gather.gather(args.acts, r, k0, shape.k, gathered_rows.data() + r * pitch);
