@@ -5,6 +5,7 @@ them against one of our own formats.
 """
 
 import base64
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -41,17 +42,17 @@ def thread_counts() -> list[int]:
     return sorted({n for n in (cpus, cpus - 1, cpus - 2, system.physical_cores()) if n >= 1}, reverse=True)
 
 
-class Peer:
+class Peer(ABC):
     """Another implementation of the same function on the same weights."""
 
     name: str
 
-    def client(self, variant: str) -> Client:
-        raise NotImplementedError
+    @abstractmethod
+    def client(self, variant: str) -> Client: ...
 
+    @abstractmethod
     def bytes_per_expert(self, shape: Shape, weight_format: str) -> int:
         """Of memory, beside ours."""
-        raise NotImplementedError
 
     def has(self, client: Client, weight_format: str) -> bool:
         return weight_format in client.call("hello")["formats"]
