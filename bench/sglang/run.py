@@ -42,6 +42,7 @@ class Run:
         self._end = time.monotonic() + given.seconds
         self._lock, self._conversion = threading.Lock(), threading.Lock()
         self._found: dict[str, dict] = {}
+        self._read: dict[str, list[float]] = {}
         self._notes: list[str] = []
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         given.work.mkdir(parents=True, exist_ok=True)
@@ -190,6 +191,8 @@ class Run:
         }
         for figure in figures.values():
             for number in range(figure.rounds + figure.warm_up):
+                if number >= figure.warm_up and any(row.model == LARGE for row in measured):
+                    self._read_bandwidth(figure)
                 for row in measured:
                     if figure in row.figures and self._left() > 0:
                         self._take(row, engines[row.name], figure, warm_up=figure.warm_up and number == 0)
@@ -210,6 +213,18 @@ class Run:
             taken["values"] = [*taken.get("values", []), round(value, 5)]
             taken["median"] = statistics.median(taken["values"])
             self._save()
+
+    def _read_bandwidth(self, figure) -> None:
+        """What memory gives in this round, while all engines are frozen: decoding a large model waits for it."""
+        where = self._places.get(STOCK, Place())
+        command = [where.python, str(HERE / "bandwidth.py"), str(table.THREADS[LARGE])]
+        ran = subprocess.run(
+            command, env=where.environment(), capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+        )
+        if ran.returncode:
+            self._note(f"read bandwidth: {(ran.stderr.strip().splitlines() or ['no output'])[-1]}")
+            return
+        self._read.setdefault(figure.name, []).append(float(ran.stdout))
 
     def _against(self, row: Row) -> dict[str, float]:
         """How many times as fast as the baseline, for each figure."""
@@ -254,6 +269,7 @@ class Run:
                 "part": "sglang",
                 "date": self._started,
                 "machine": {"cpus": os.cpu_count(), "kernel": platform.release()},
+                "read_gbps": self._read,  # figure -> of each round
                 "rows": {row.name: self._found[row.name] for row in table.ROWS if row.name in self._found},
                 "notes": self._notes,
             }

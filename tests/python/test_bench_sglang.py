@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -135,6 +136,11 @@ class TestRows:
         assert found["fork"] | {"status": "skipped", "reason": "no place is named fork"} == found["fork"]
         assert found["graphs"]["status"] == "failed"
         assert "/nowhere/python" in found["graphs"]["reason"]
+
+
+def test_bandwidth_is_a_number():
+    ran = subprocess.run([sys.executable, HARNESS / "bandwidth.py", "1"], capture_output=True, text=True, check=True)
+    assert 0.5 < float(ran.stdout) < 5000
 
 
 class TestProcesses:
