@@ -33,8 +33,9 @@ inline void cpu_pause() {
 int64_t monotonic_ns();
 void yield_core();
 
-// How often another thread ran instead of this one, which could have gone on.
-int64_t involuntary_switches();
+// How long this thread was ready to run while others ran on its core; -1 where the kernel keeps no such account. A file
+// of /proc is read: 3 us.
+int64_t waited_for_core_ns();
 
 inline thread_local ContentionWatch contention_watch;
 
@@ -57,7 +58,7 @@ bool spin_until(const Ready& ready, SpinPolicy policy) {
       yield_core();
       yielded_ns = monotonic_ns();
       if (yielded_ns - now_ns >= ContentionWatch::kLongYieldNs &&
-          contention_watch.add_long_yield(yielded_ns, involuntary_switches())) {
+          contention_watch.add_long_yield(yielded_ns, waited_for_core_ns())) {
         return ready();
       }
     }

@@ -24,7 +24,7 @@ constexpr int kMaxThreads = kMaxCpus;
 // Waiting inside a job: longer than the imbalance of a phase, and than a hypervisor keeps a core from the worker that
 // is waited for. A waiter that sleeps meanwhile hands its own core to the hypervisor too, and comes late to the next
 // phase (5..50 us on an idle host, milliseconds on a busy one).
-constexpr int64_t kBarrierSpinNs = 5'000'000;
+constexpr int64_t kBarrierSpinNs = 20'000'000;
 
 #ifndef NDEBUG
 thread_local const Pool* running_pool = nullptr;

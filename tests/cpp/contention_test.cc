@@ -16,30 +16,40 @@ using kt::ContentionWatch;
 
 constexpr int64_t kMs = 1'000'000;
 
-KT_TEST(contention_one_long_yield_says_nothing) {
+// Long yields every millisecond, `share` per cent of the time spent waiting for others. True: it sleeps at the end.
+bool sleeps_after(int64_t ms, int64_t share) {
   ContentionWatch watch;
-  KT_CHECK(!watch.add_long_yield(kMs, 7));
-  KT_CHECK(!watch.sleeps(kMs));
+  bool said = false;
+  for (int64_t i = 1; i <= ms; ++i) said = watch.add_long_yield(i * kMs, i * kMs * share / 100) || said;
+  KT_CHECK_EQ(said, watch.sleeps(ms * kMs));
+  return said;
 }
 
-KT_TEST(contention_long_yields_without_switches_are_the_hypervisor) {
-  ContentionWatch watch;
-  for (int i = 1; i <= 100; ++i) KT_CHECK(!watch.add_long_yield(i * kMs, 7));
-  KT_CHECK(!watch.sleeps(101 * kMs));
+KT_TEST(contention_a_thread_that_takes_the_core_is_seen_within_a_few_slices) {
+  KT_CHECK(sleeps_after(25, 95));
+  KT_CHECK(!sleeps_after(15, 95));
 }
 
-KT_TEST(contention_a_switch_between_long_yields_is_another_thread) {
+KT_TEST(contention_long_yields_without_waiting_are_the_hypervisor) { KT_CHECK(!sleeps_after(100, 0)); }
+
+KT_TEST(contention_short_runs_of_the_kernel_do_not_count) { KT_CHECK(!sleeps_after(100, 30)); }
+
+KT_TEST(contention_ends_by_itself) {
   ContentionWatch watch;
-  watch.add_long_yield(kMs, 7);
-  KT_CHECK(watch.add_long_yield(4 * kMs, 8));
-  KT_CHECK(watch.sleeps(5 * kMs));
-  KT_CHECK(!watch.sleeps(4 * kMs + ContentionWatch::kSleepNs));
+  int64_t now = kMs;
+  while (!watch.add_long_yield(now, now)) now += kMs;
+  KT_CHECK(watch.sleeps(now + kMs));
+  KT_CHECK(!watch.sleeps(now + ContentionWatch::kSleepNs));
 }
 
-KT_TEST(contention_a_switch_of_long_ago_does_not_count) {
+KT_TEST(contention_yields_far_apart_are_not_one_window) {
   ContentionWatch watch;
-  watch.add_long_yield(kMs, 7);
-  KT_CHECK(!watch.add_long_yield(kMs + ContentionWatch::kRecentNs, 8));
+  for (int64_t i = 1; i < 20; ++i) KT_CHECK(!watch.add_long_yield(i * ContentionWatch::kGapNs, i * 19 * kMs));
+}
+
+KT_TEST(contention_nothing_is_known_without_the_account_of_the_kernel) {
+  ContentionWatch watch;
+  for (int64_t i = 1; i < 100; ++i) KT_CHECK(!watch.add_long_yield(i * kMs, -1));
 }
 
 void pin_to(int cpu) {
@@ -50,6 +60,10 @@ void pin_to(int cpu) {
 }
 
 KT_TEST(contention_a_spinner_beside_a_busy_thread_sleeps) {
+  if (kt::waited_for_core_ns() < 0) {
+    std::printf("  skipped: no /proc/thread-self/schedstat here, so spinners never sleep for others\n");
+    return;
+  }
   const int cpu = sched_getcpu();
   std::atomic<bool> stop{false};
   std::thread busy([&] {
@@ -60,7 +74,7 @@ KT_TEST(contention_a_spinner_beside_a_busy_thread_sleeps) {
   bool slept = false;
   std::thread spinner([&] {
     pin_to(cpu);
-    // Two slices of the other; the budget is only there to end a test that fails.
+    // A few slices of the other; the budget is only there to end a test that fails.
     slept = !kt::spin_until([] { return false; }, {.budget_ns = 5'000 * kMs}) &&
             kt::contention_watch.sleeps(kt::monotonic_ns());
   });
