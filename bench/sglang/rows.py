@@ -53,7 +53,7 @@ class Figure:
         return " ".join([self.call, *(f"{name} {value}" for name, value in self.arguments.items())])
 
 
-def _decode(tokens: dict[int, int], rounds: int = 3) -> tuple[Figure, ...]:
+def _decode(tokens: dict[int, int], rounds: int = 5) -> tuple[Figure, ...]:
     """Batch -> new tokens of each sequence: about a second on an H200."""
     return tuple(
         Figure("decode", {"batch": batch, "tokens": count}, "tokens/s", rounds=rounds)

@@ -44,17 +44,12 @@ def against_released(rows: list[dict], method: str, tokens: int) -> str:
     return times(median(found[False]) / median(found[True]))
 
 
-def int8(tokens: int) -> str:
-    return against_released(run_of("2026-11-15T08:40")["public_api_against_0.7.2"], "AMXINT8", tokens)
-
-
-def fp8(tokens: int) -> str:
-    run = run_of("2026-11-15T12:06")
-    return against_released([*run["ours"], *run["kt_kernel_0_7_2"]], "FP8", tokens)
+def released(method: str, tokens: int) -> str:
+    return against_released(run_of("2026-11-16T03:23")["public_api_against_0.7.2"], method, tokens)
 
 
 def q4_k(tokens: int) -> str:
-    rows = run_of("2026-11-15T15:11")["llama_cpp"]
+    rows = run_of("2026-11-16T03:10")["llama_cpp"]
     (found,) = (row for row in rows if (row["shape"], row["format"], row["tokens"]) == ("dsv3", "q4_k", tokens))
     return times(found["speedup"])
 
@@ -84,8 +79,10 @@ def measured() -> dict[str, str]:
         "one layer, AVX2, FP8, against kt-kernel 0.7.2": f"{avx2(1, **small)} at T=1, {avx2(256, **small)} at T=256",
         "DeepSeek-V3 layer, AVX2, Q4_K, against llama.cpp": f"{avx2(1, **of_gguf)} at T=1, "
         f"{avx2(2048, **of_gguf)} at T=2048",
-        "DeepSeek-V3 layer, int8, against kt-kernel 0.7.2": f"{int8(1)} at T=1, {int8(2048)} at T=2048",
-        "DeepSeek-V3 layer, FP8, against kt-kernel 0.7.2": f"{fp8(1)} at T=1, {fp8(2048)} at T=2048",
+        "DeepSeek-V3 layer, int8, against kt-kernel 0.7.2": f"{released('AMXINT8', 1)} at T=1, "
+        f"{released('AMXINT8', 2048)} at T=2048",
+        "DeepSeek-V3 layer, FP8, against kt-kernel 0.7.2": f"{released('FP8', 1)} at T=1, "
+        f"{released('FP8', 2048)} at T=2048",
         "DeepSeek-V3 layer, Q4_K, against llama.cpp": f"{q4_k(1)} at T=1, {q4_k(2048)} at T=2048",
     }
 
