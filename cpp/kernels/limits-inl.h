@@ -1,10 +1,12 @@
 // The loops of limits.h for the instruction set this file is compiled for. Included once by every ISA object, so
-// everything lives in an unnamed namespace and nothing but intrinsics is used.
+// everything lives in an unnamed namespace and nothing but intrinsics and tile traits is used.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/gemm_tiles-inl.h"
+#include "kernels/isa/row.h"
 #include "kernels/limits.h"
 
 #ifndef KT_EMULATED
@@ -132,114 +134,49 @@ uint64_t peak_dot_u8s8(uint64_t iterations) {
 #define KT_PEAK_DOT_U8S8 nullptr
 #endif
 
-#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#if defined(KT_ISA_AMX)
 
-// Palette 1, all eight tiles 16 rows of 64 bytes.
-struct alignas(64) TileConfig {
-  uint8_t palette;
-  uint8_t start_row;
-  uint8_t reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
-static_assert(sizeof(TileConfig) == 64);
-
-// 2 x 2 accumulators as in a real kernel: 4 chains cover the latency (52 cycles against 16 of issue). The caller's tile
-// configuration comes back at the end, because kernels keep theirs for the life of a worker.
-struct PeakTiles {
-  PeakTiles() {
-    _tile_storeconfig(&before_);
-    TileConfig config = {};
-    config.palette = 1;
-    for (int i = 0; i < 8; ++i) {
-      config.row_bytes[i] = 64;
-      config.rows[i] = 16;
+// 2 x 2 accumulators as in a real kernel: 4 chains cover the latency (52 cycles against 16 of issue). kLoads: each
+// operand comes from L1, behind its last use.
+template <bool kInt, bool kLoads>
+uint64_t peak_tiles(uint64_t iterations) {
+  // Operands of four steps: a third of L1, so that they stay where a hyperthread has half of it. 1.0 as bf16; as bytes
+  // some pattern that is not zero.
+  constexpr uint64_t kSteps = 4;
+  alignas(64) uint16_t operands[kSteps][4][512];
+  for (auto& step : operands) {
+    for (auto& tile : step) {
+      for (uint16_t& value : tile) value = 0x3f80;
     }
-    alignas(64) uint16_t ones[512];
-    for (uint16_t& one : ones) one = 0x3f80;  // 1.0 as bf16; as bytes simply some nonzero pattern
-    // gcc 12 does not tell the optimiser that tile instructions read memory.
-    __asm__ volatile("" : : "r"(&config), "r"(ones) : "memory");
-    _tile_loadconfig(&config);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_loadd(4, ones, 64);
-    _tile_loadd(5, ones, 64);
-    _tile_loadd(6, ones, 64);
-    _tile_loadd(7, ones, 64);
   }
-  ~PeakTiles() { _tile_loadconfig(&before_); }
-
- private:
-  TileConfig before_;
-};
-
-// Tile numbers must be constants, so the four products of a step are spelt out; load(tile, i) runs behind the last use
-// of each operand.
-#define KT_TILE_STEP(dot, load) \
-  dot(0, 4, 6);                 \
-  dot(1, 4, 7);                 \
-  load(4, 0);                   \
-  dot(2, 5, 6);                 \
-  load(6, 1);                   \
-  dot(3, 5, 7);                 \
-  load(7, 2);                   \
-  load(5, 3)
-#define KT_LOAD_NOTHING(tile, i)
-#define KT_LOAD_TILE(tile, i) _tile_loadd(tile, at + 1024 * (i), 64)
-
-constexpr uint64_t kTileStepBf16 = 4 * 16 * 16 * 32 * 2;
-constexpr uint64_t kTileStepU8S8 = 2 * kTileStepBf16;
-
-uint64_t peak_tile_bf16(uint64_t iterations) {
-  PeakTiles tiles;
+  Tiles::begin();
+  Tiles::zero<0>();
+  Tiles::zero<1>();
+  Tiles::zero<2>();
+  Tiles::zero<3>();
+  Tiles::load<4>(operands[0][0], 64);
+  Tiles::load<5>(operands[0][1], 64);
+  Tiles::load<6>(operands[0][2], 64);
+  Tiles::load<7>(operands[0][3], 64);
   for (uint64_t n = 0; n < iterations; ++n) {
-    KT_TILE_STEP(_tile_dpbf16ps, KT_LOAD_NOTHING);
+    const auto& next = operands[n % kSteps];
+    tile_dot<Tiles, kInt, 0, 4, 6>();
+    tile_dot<Tiles, kInt, 1, 4, 7>();
+    if constexpr (kLoads) Tiles::load<4>(next[0], 64);
+    tile_dot<Tiles, kInt, 2, 5, 6>();
+    if constexpr (kLoads) Tiles::load<6>(next[1], 64);
+    tile_dot<Tiles, kInt, 3, 5, 7>();
+    if constexpr (kLoads) {
+      Tiles::load<7>(next[2], 64);
+      Tiles::load<5>(next[3], 64);
+    }
   }
-  return iterations * kTileStepBf16;
+  Tiles::end();
+  constexpr uint64_t kBf16Step = 4 * 16 * 16 * 32 * 2;
+  return iterations * (kInt ? 2 * kBf16Step : kBf16Step);
 }
 
-uint64_t peak_tile_u8s8(uint64_t iterations) {
-  PeakTiles tiles;
-  for (uint64_t n = 0; n < iterations; ++n) {
-    KT_TILE_STEP(_tile_dpbsud, KT_LOAD_NOTHING);
-  }
-  return iterations * kTileStepU8S8;
-}
-
-// Operands of four steps: a third of L1, so that they stay where a hyperthread has half of it.
-struct L1Operands {
-  static constexpr int kSteps = 4;
-  alignas(64) uint8_t bytes[kSteps * 4096] = {};
-  const uint8_t* step(uint64_t n) const { return bytes + n % kSteps * 4096; }
-};
-
-uint64_t peak_tile_bf16_l1(uint64_t iterations) {
-  PeakTiles tiles;
-  const L1Operands operands;
-  for (uint64_t n = 0; n < iterations; ++n) {
-    const uint8_t* at = operands.step(n);
-    KT_TILE_STEP(_tile_dpbf16ps, KT_LOAD_TILE);
-  }
-  return iterations * kTileStepBf16;
-}
-
-uint64_t peak_tile_u8s8_l1(uint64_t iterations) {
-  PeakTiles tiles;
-  const L1Operands operands;
-  for (uint64_t n = 0; n < iterations; ++n) {
-    const uint8_t* at = operands.step(n);
-    KT_TILE_STEP(_tile_dpbsud, KT_LOAD_TILE);
-  }
-  return iterations * kTileStepU8S8;
-}
-
-#undef KT_TILE_STEP
-#undef KT_LOAD_NOTHING
-#undef KT_LOAD_TILE
-
-#define KT_PEAK_TILES peak_tile_bf16, peak_tile_u8s8, peak_tile_bf16_l1, peak_tile_u8s8_l1
+#define KT_PEAK_TILES peak_tiles<false, false>, peak_tiles<true, false>, peak_tiles<false, true>, peak_tiles<true, true>
 #else
 #define KT_PEAK_TILES nullptr, nullptr, nullptr, nullptr
 #endif

@@ -78,14 +78,7 @@ def _kernels(
     machine: bench_options.Machine = None,
 ) -> None:
     """One MoE layer: GB/s, TFLOPS, and what share of the limits that is."""
-    settings = Settings(
-        options.variants(variant),
-        options.check_threads(threads),
-        seconds,
-        bench_options.shape_list(shape),
-        options.format_list(formats, shapes.FORMATS),
-        bench_options.token_list(tokens),
-    )
+    settings = _settings(options.variants(variant), threads, seconds, shape, formats, shapes.FORMATS, tokens)
     parts = [lambda *to: kernels.measure_limits(settings, *to), lambda *to: kernels.measure_kernels(settings, *to)]
     _run(len(settings.variants) * (1 + settings.points), parts, as_json, plot, save, machine)
 
@@ -103,14 +96,7 @@ def _hybrid(
     machine: bench_options.Machine = None,
 ) -> None:
     """One MoE layer beside a GPU: shares of the limits, overlap, and what submit and sync cost. Needs a GPU."""
-    settings = Settings(
-        options.variants(variant),
-        options.check_threads(threads),
-        seconds,
-        bench_options.shape_list(shape),
-        options.format_list(formats, shapes.FORMATS),
-        bench_options.token_list(tokens),
-    )
+    settings = _settings(options.variants(variant), threads, seconds, shape, formats, shapes.FORMATS, tokens)
     parts = [lambda *to: hybrid.measure_hybrid(settings, *to)]
     _run(len(settings.variants) * settings.points, parts, as_json, None, save, machine)
 
@@ -152,14 +138,8 @@ def _peers(
     if peer_path is not None and not (peer_path / "kt_kernel").is_dir():
         options.reject("--peer-path", t("'{path}' holds no kt_kernel folder: unpack the wheel there", path=peer_path))
     names = options.variants(variant) if variant else list(dict.fromkeys(["avx2", kt_kernel.__cpu_variant__]))
-    settings = Settings(
-        names,
-        options.check_threads(threads),
-        seconds,
-        bench_options.shape_list(shape),
-        options.format_list(formats, shapes.QUANTISED if against else _PEER_FORMATS),
-        bench_options.token_list(tokens),
-    )
+    known = shapes.QUANTISED if against else _PEER_FORMATS
+    settings = _settings(names, threads, seconds, shape, formats, known, tokens)
     parts = [lambda *to: peers.measure_peers(settings, *to, peer_path, against)]
     _run(len(names) * settings.points, parts, as_json, None, save, machine)
 
@@ -213,6 +193,25 @@ def _quality(
     if page is not None:
         parts.append(lambda findings, _: quality_page.write(findings.figures, page))
     _run(1 + len(cases), parts, as_json, None, save, machine)
+
+
+def _settings(
+    names: list[str],
+    threads: int | None,
+    seconds: float,
+    shape: str,
+    formats: str,
+    known: tuple[str, ...],
+    tokens: str,
+) -> Settings:
+    return Settings(
+        names,
+        options.check_threads(threads),
+        seconds,
+        bench_options.shape_list(shape),
+        options.format_list(formats, known),
+        bench_options.token_list(tokens),
+    )
 
 
 def _run(
