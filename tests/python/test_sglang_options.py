@@ -31,9 +31,10 @@ def test_flags_and_defaults():
             "0.3",
         ),
         *("--kt-expert-placement-strategy", "front-loading", "--kt-numa-nodes", "0", "1"),
+        "--record-kt-gpu-expert-distribution",
     )
     assert options.options_from(found | PATH | {"kt_threadpool_count": 2}) == options.Options(
-        512, True, "front-loading", 0.3, (0, 1)
+        512, True, "front-loading", 0.3, (0, 1), True
     )
 
 
@@ -115,6 +116,7 @@ class ServerArgs:
     disable_prefill_cuda_graph: bool = False
     disable_shared_experts_fusion: bool = False
     init_expert_location: str = "trivial"
+    expert_distribution_recorder_mode: str | None = None
 
     @staticmethod
     def add_cli_args(parser):
@@ -122,6 +124,7 @@ class ServerArgs:
         parser.add_argument("--kt-weight-path")
         parser.add_argument("--disable-prefill-cuda-graph", action="store_true")
         parser.add_argument("--disable-shared-experts-fusion", action="store_true")
+        parser.add_argument("--expert-distribution-recorder-mode")
 
     @classmethod
     def from_cli_args(cls, namespace):
@@ -197,6 +200,42 @@ def test_arguments_of_an_engine(sglang):
     assert record.disable_prefill_cuda_graph
     with pytest.raises(TypeError, match="kt_unknown"):
         make(kt_unknown=1)
+
+
+RECORD = "--record-kt-gpu-expert-distribution"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), f"{RECORD} needs --kt-weight-path"),
+        (("--expert-distribution-recorder-mode", "stat"), f"{RECORD} needs --kt-weight-path"),
+        (("--kt-weight-path", "/m"), "it needs --expert-distribution-recorder-mode stat, per_pass or per_token"),
+    ],
+)
+def test_a_record_that_could_never_be_written_is_refused(sglang, words, message):
+    hooks.register()
+    with pytest.raises(SystemExit, match=rf"^error: .*{message}"):
+        through_the_parser(sglang, RECORD, *words)
+
+
+def test_the_record(sglang, monkeypatch, caplog):
+    """On the command line and in an engine; an SGLang without such a recorder is told of, and goes on."""
+    hooks.register()
+    mode = {"expert_distribution_recorder_mode": "per_pass"}
+    make = sys.modules["sglang.srt.entrypoints.engine"].Engine.server_args_class
+    monkeypatch.setattr(engine, "NEEDED_TO_RECORD", ())
+    words = ("--kt-weight-path", "/m", RECORD, "--expert-distribution-recorder-mode", "per_pass")
+    for record in (
+        through_the_parser(sglang, *words),
+        make(kt_weight_path="/m", record_kt_gpu_expert_distribution=True, **mode),
+    ):
+        assert record._kt_options.record_kt_gpu_expert_distribution
+        assert record.expert_distribution_recorder_mode == "per_pass"
+    assert caplog.text == ""
+    monkeypatch.setattr(engine, "NEEDED_TO_RECORD", ("sglang.srt.nowhere.thing",))
+    assert make(kt_weight_path="/m", record_kt_gpu_expert_distribution=True, **mode)._kt_options is not None
+    assert f"lacks sglang.srt.nowhere.thing, which kt-kernel needs for {RECORD}" in caplog.text
 
 
 def test_processes_that_do_not_compute_get_options_only(sglang):

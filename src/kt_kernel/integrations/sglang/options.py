@@ -19,11 +19,12 @@ class Options:
     kt_expert_placement_strategy: str = "uniform"
     kt_gpu_experts_ratio: float | None = None
     kt_numa_nodes: tuple[int, ...] | None = None
+    record_kt_gpu_expert_distribution: bool = False
     statistics: str | None = None
 
 
 DEFAULTS = Options()
-NAMES = tuple(field.name for field in fields(Options) if field.name.startswith("kt_"))
+NAMES = tuple(field.name for field in fields(Options) if field.name != "statistics")
 
 
 def flag(name: str) -> str:
@@ -78,11 +79,30 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="NUMA node of each of --kt-threadpool-count pools.",
     )
+    group.add_argument(
+        flag("record_kt_gpu_expert_distribution"),
+        action="store_true",
+        help="Each dump of --expert-distribution-recorder-mode also writes which experts were on the GPU in each pass.",
+    )
 
 
 def given(values: Mapping[str, object]) -> list[str]:
     """Names of our options in `values` that differ from their defaults."""
     return [name for name in NAMES if values.get(name) not in (None, getattr(DEFAULTS, name), 0)]
+
+
+def check_record(values: Mapping[str, object]) -> None:
+    """A ValueError where the record of experts on the GPU was asked for and could never be written."""
+    name = "record_kt_gpu_expert_distribution"
+    if not values.get(name):
+        return
+    if values.get("kt_weight_path") is None:
+        raise ValueError(f"{flag(name)} needs --kt-weight-path: without it all experts are on the GPU")
+    if values.get("expert_distribution_recorder_mode") is None:
+        raise ValueError(
+            f"{flag(name)} adds a file to the dumps of SGLang's recorder: it needs --expert-distribution-recorder-mode "
+            "stat, per_pass or per_token"
+        )
 
 
 def options_from(values: Mapping[str, object]) -> Options:
