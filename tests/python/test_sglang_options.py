@@ -57,7 +57,6 @@ def test_what_the_parser_refuses(words):
     [
         ({"kt_enable_dynamic_expert_update": True}, "it needs --kt-gpu-prefill-token-threshold"),
         ({"kt_numa_nodes": [0, 1], "kt_threadpool_count": 1}, "names 2 nodes and --kt-threadpool-count is 1"),
-        ({"kt_gpu_experts_ratio": 0.5, "kt_num_gpu_experts": 4}, "or --kt-num-gpu-experts, not both"),
         ({"kt_gpu_experts_ratio": -0.5}, r"-0.5 is not in 0\.\.1"),
         ({"kt_expert_placement_strategy": "best"}, "choose uniform, frequency, front-loading, random"),
         ({"kt_gpu_prefill_token_threshold": -5}, r"must be 0 \(off\) or more"),
@@ -80,6 +79,8 @@ def test_options_of_sglang_that_change(tmp_path):
         "disable_shared_experts_fusion": True,
         "init_expert_location": str(counts),
         "kt_expert_placement_strategy": "frequency",
+        "kt_gpu_experts_ratio": 0.5,
+        "kt_num_gpu_experts": 4,
     }
     found = options.options_from(values)
     assert found.statistics == str(counts)
@@ -87,6 +88,7 @@ def test_options_of_sglang_that_change(tmp_path):
     assert {name: value for name, (value, _) in changed.items()} == {
         "disable_prefill_cuda_graph": True,
         "init_expert_location": "trivial",
+        "kt_num_gpu_experts": None,
     }
     assert options.changes(options.DEFAULTS, {}) == {}  # options that this SGLang does not have
 

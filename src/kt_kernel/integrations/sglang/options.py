@@ -70,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         flag("kt_gpu_experts_ratio"),
         type=_ratio,
         default=None,
-        help="Share of all experts that are on the GPU, 0 to 1; instead of --kt-num-gpu-experts.",
+        help="Share of all experts that are on the GPU, 0 to 1; decides before --kt-num-gpu-experts.",
     )
     group.add_argument(
         flag("kt_numa_nodes"),
@@ -119,8 +119,6 @@ def options_from(values: Mapping[str, object]) -> Options:
     ratio = taken.get("kt_gpu_experts_ratio")
     if ratio is not None and not 0 <= ratio <= 1:
         raise ValueError(f"{flag('kt_gpu_experts_ratio')} {ratio} is not in 0..1")
-    if ratio is not None and values.get("kt_num_gpu_experts"):
-        raise ValueError(f"give {flag('kt_gpu_experts_ratio')} or --kt-num-gpu-experts, not both")
     if taken.get("kt_gpu_prefill_token_threshold", 0) < 0:
         raise ValueError(f"{flag('kt_gpu_prefill_token_threshold')} must be 0 (off) or more")
     if taken.get("kt_enable_dynamic_expert_update") and not taken.get("kt_gpu_prefill_token_threshold"):
@@ -141,6 +139,8 @@ def changes(options: Options, values: Mapping[str, object]) -> dict[str, tuple[o
         "disable_prefill_cuda_graph": (True, "prefill graphs hold no work of the CPU"),
         "disable_shared_experts_fusion": (True, "the CPU has the routed experts only"),
     }
+    if options.kt_gpu_experts_ratio is not None:  # kt run gives the number too
+        wanted["kt_num_gpu_experts"] = (None, f"{flag('kt_gpu_experts_ratio')} says how many")
     if options.statistics is not None:
         used = options.kt_expert_placement_strategy == "frequency"
         why = "its counts place experts, whose numbers stay" if used else "only the strategy frequency reads counts"
