@@ -102,6 +102,10 @@ class Side:
         gone, *answers = await asyncio.gather(cancelled(), *(whole(row) for row in rows))
         return {"cancelled": gone, "answers": answers}
 
+    def record_experts(self, what: str) -> None:
+        """start, stop or dump of the engine's own recorder of expert distributions."""
+        getattr(self._engine, f"{what}_expert_distribution_record")()
+
     # How fast is it
 
     def decode(self, batch: int, tokens: int) -> float:

@@ -1,7 +1,8 @@
-"""SGLang's own kt_ep_wrapper.py out of a released wheel, without SGLang: torch, and stand-ins for what it imports.
+"""Files of SGLang out of a released wheel, without SGLang: torch, and stand-ins for what they import.
 
-Real are its configuration, masks, weights, submit, merge. Stand-ins are the names in `_names`, CUDA's streams, and the
-experts that SGLang itself computes.
+Of kt_ep_wrapper.py real are configuration, masks, weights, submit, merge; of expert_distribution.py the recorder.
+Stand-ins are the names in `_names` and `_names_of_the_recorder`, CUDA's streams, and the experts that SGLang itself
+computes.
 """
 
 import contextlib
@@ -93,6 +94,11 @@ def arguments(shape: Shape, layers: int, path: Path, **given) -> SimpleNamespace
         "kt_expert_placement_strategy": "uniform",
         "init_expert_location": None,
         "chunked_prefill_size": 64,
+        "expert_distribution_recorder_mode": "stat",
+        "expert_distribution_recorder_buffer_size": 8,
+        "enable_expert_distribution_metrics": False,
+        "moe_a2a_backend": "none",
+        "device": "cpu",
         "layers": layers,
         "config": config,
     }
@@ -104,9 +110,7 @@ def arguments(shape: Shape, layers: int, path: Path, **given) -> SimpleNamespace
 
 def load(monkeypatch, release: str, shape: Shape, args: SimpleNamespace, rank: int = 0) -> ModuleType:
     """The released file as a module. Skips, saying so, where it was not fetched."""
-    path = FOLDER / release / "kt_ep_wrapper.py"
-    if not path.exists():
-        pytest.skip(f"{path} is not there ('make .venv/.sglang' fetches it): {release} was not tested")
+    path = _fetched(release, "kt_ep_wrapper.py")
     for name, content in _names(shape, args, rank).items():
         _put(monkeypatch, f"sglang.srt.{name}", content)
     for name, value in {"synchronize": lambda *_: None, "Stream": _Nothing, "Event": _Nothing}.items():
@@ -115,10 +119,71 @@ def load(monkeypatch, release: str, shape: Shape, args: SimpleNamespace, rank: i
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     monkeypatch.setattr(torch, "compile", lambda **_: lambda function: function)  # it would cost 5 s
-    module = ModuleType(f"kt_ep_wrapper of {release}")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # where its dataclasses look for types
-    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    module = _execute(monkeypatch, path, f"kt_ep_wrapper of {release}")
     assert module.KTRANSFORMERS_AVAILABLE
+    return module
+
+
+def load_recorder(monkeypatch, release: str, args: SimpleNamespace, folder: Path) -> ModuleType:
+    """The file with the recorder of experts, which writes to `folder`; after `load`."""
+    path = _fetched(release, "expert_distribution.py")
+    for name, content in _names_of_the_recorder(folder).items():
+        _put(monkeypatch, name, content)
+    context = sys.modules["sglang.srt.runtime_context"]
+    context.get_device = lambda: args
+    context.get_platform = lambda: SimpleNamespace(is_hip=False)
+    sys.modules["sglang.srt.layers.moe"].get_moe_a2a_backend = None  # of AMD's GPUs
+    context.logs_expert_balancedness_to_server_log = context.reports_expert_balancedness = lambda: False
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(torch, "get_device_module", lambda: torch.cuda)  # that of the CPU has no cache to empty
+    return _execute(monkeypatch, path, f"expert_distribution of {release}")
+
+
+def make_recorder(file: ModuleType, release: str, shape: Shape, args: SimpleNamespace):
+    """As a model runner makes it."""
+    sizes = dict.fromkeys(("num_physical_experts", "num_local_physical_experts", "num_logical_experts"), shape.experts)
+    identity = torch.arange(shape.experts).repeat(args.layers, 1)
+    metadata = SimpleNamespace(num_layers=args.layers, ep_size=1, physical_to_logical_map=identity, **sizes)
+    given = (args, metadata) if release == STOCK[0] else (metadata,)
+    return file.ExpertDistributionRecorder.init_new(*given, rank=0)
+
+
+class _Withable:
+    """SGLang's holder of a value for the time of a context."""
+
+    value = None
+
+    @contextlib.contextmanager
+    def with_value(self, value):
+        self.value = value
+        yield
+        self.value = None
+
+
+def _names_of_the_recorder(folder: Path) -> dict[str, dict]:
+    setting = SimpleNamespace(get=lambda: str(folder))
+    metrics = ("STAT_LOGGER_ROLE_EXPERT_DISPATCH", "ExpertDispatchCollector", "resolve_collector_class")
+    return {
+        "einops": {},
+        "sglang.srt.environ": {"envs": SimpleNamespace(SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR=setting)},
+        "sglang.srt.model_executor.forward_batch_info": {"ForwardBatch": None, "ForwardMode": None},
+        "sglang.srt.observability.metrics_collector": dict.fromkeys(metrics),
+        "sglang.srt.server_args": {"ServerArgs": None},
+        "sglang.srt.utils": {"Withable": _Withable, "get_device": lambda: "cpu", "get_int_env_var": None},
+    }
+
+
+def _fetched(release: str, name: str) -> Path:
+    path = FOLDER / release / name
+    if not path.exists():
+        pytest.skip(f"{path} is not there ('make .venv/.sglang' fetches it): {release} was not tested")
+    return path
+
+
+def _execute(monkeypatch, path: Path, name: str) -> ModuleType:
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)  # where its dataclasses look for types
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
     return module
 
 

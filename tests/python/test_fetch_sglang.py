@@ -18,13 +18,14 @@ def tool():
     return module
 
 
-def test_one_file_of_each_is_kept_and_fetched_once(tool, tmp_path, monkeypatch):
+def test_what_tests_read_is_kept_and_fetched_once(tool, tmp_path, monkeypatch):
     asked = []
 
     def download(command, **_):
         asked.append(command[-1])
         with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "some.whl", "w") as wheel:
-            wheel.writestr(tool.FILE, f"# {command[-1]}")
+            for name in tool.FILES:
+                wheel.writestr(name, f"# {command[-1]}")
             wheel.writestr("sglang/other.py", "")
 
     monkeypatch.setattr(subprocess, "run", download)
@@ -32,7 +33,11 @@ def test_one_file_of_each_is_kept_and_fetched_once(tool, tmp_path, monkeypatch):
     assert tool.main(tmp_path) == 0
     assert asked == list(tool.RELEASES)
     kept = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
-    assert kept == {f"{r.replace('==', '-')}/kt_ep_wrapper.py": f"# {r}" for r in tool.RELEASES}
+    names = ("kt_ep_wrapper.py", "expert_distribution.py")
+    assert kept == {f"{r.replace('==', '-')}/{name}": f"# {r}" for r in tool.RELEASES for name in names}
+    (tmp_path / "sglang-0.5.23/expert_distribution.py").unlink()
+    assert tool.main(tmp_path) == 0
+    assert asked[len(tool.RELEASES) :] == ["sglang==0.5.23"]
 
 
 def test_without_a_network_it_says_so(tool, tmp_path, monkeypatch, capsys):

@@ -31,9 +31,10 @@ def test_flags_and_defaults():
             "0.3",
         ),
         *("--kt-expert-placement-strategy", "front-loading", "--kt-numa-nodes", "0", "1"),
+        "--record-kt-gpu-expert-distribution",
     )
     assert options.options_from(found | PATH | {"kt_threadpool_count": 2}) == options.Options(
-        512, True, "front-loading", 0.3, (0, 1)
+        512, True, "front-loading", 0.3, (0, 1), True
     )
 
 
@@ -56,7 +57,6 @@ def test_what_the_parser_refuses(words):
     [
         ({"kt_enable_dynamic_expert_update": True}, "it needs --kt-gpu-prefill-token-threshold"),
         ({"kt_numa_nodes": [0, 1], "kt_threadpool_count": 1}, "names 2 nodes and --kt-threadpool-count is 1"),
-        ({"kt_gpu_experts_ratio": 0.5, "kt_num_gpu_experts": 4}, "or --kt-num-gpu-experts, not both"),
         ({"kt_gpu_experts_ratio": -0.5}, r"-0.5 is not in 0\.\.1"),
         ({"kt_expert_placement_strategy": "best"}, "choose uniform, frequency, front-loading, random"),
         ({"kt_gpu_prefill_token_threshold": -5}, r"must be 0 \(off\) or more"),
@@ -79,6 +79,8 @@ def test_options_of_sglang_that_change(tmp_path):
         "disable_shared_experts_fusion": True,
         "init_expert_location": str(counts),
         "kt_expert_placement_strategy": "frequency",
+        "kt_gpu_experts_ratio": 0.5,
+        "kt_num_gpu_experts": 4,
     }
     found = options.options_from(values)
     assert found.statistics == str(counts)
@@ -86,6 +88,7 @@ def test_options_of_sglang_that_change(tmp_path):
     assert {name: value for name, (value, _) in changed.items()} == {
         "disable_prefill_cuda_graph": True,
         "init_expert_location": "trivial",
+        "kt_num_gpu_experts": None,
     }
     assert options.changes(options.DEFAULTS, {}) == {}  # options that this SGLang does not have
 
@@ -115,6 +118,7 @@ class ServerArgs:
     disable_prefill_cuda_graph: bool = False
     disable_shared_experts_fusion: bool = False
     init_expert_location: str = "trivial"
+    expert_distribution_recorder_mode: str | None = None
 
     @staticmethod
     def add_cli_args(parser):
@@ -122,6 +126,7 @@ class ServerArgs:
         parser.add_argument("--kt-weight-path")
         parser.add_argument("--disable-prefill-cuda-graph", action="store_true")
         parser.add_argument("--disable-shared-experts-fusion", action="store_true")
+        parser.add_argument("--expert-distribution-recorder-mode")
 
     @classmethod
     def from_cli_args(cls, namespace):
@@ -197,6 +202,42 @@ def test_arguments_of_an_engine(sglang):
     assert record.disable_prefill_cuda_graph
     with pytest.raises(TypeError, match="kt_unknown"):
         make(kt_unknown=1)
+
+
+RECORD = "--record-kt-gpu-expert-distribution"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), f"{RECORD} needs --kt-weight-path"),
+        (("--expert-distribution-recorder-mode", "stat"), f"{RECORD} needs --kt-weight-path"),
+        (("--kt-weight-path", "/m"), "it needs --expert-distribution-recorder-mode stat, per_pass or per_token"),
+    ],
+)
+def test_a_record_that_could_never_be_written_is_refused(sglang, words, message):
+    hooks.register()
+    with pytest.raises(SystemExit, match=rf"^error: .*{message}"):
+        through_the_parser(sglang, RECORD, *words)
+
+
+def test_the_record(sglang, monkeypatch, caplog):
+    """On the command line and in an engine; an SGLang without such a recorder is told of, and goes on."""
+    hooks.register()
+    mode = {"expert_distribution_recorder_mode": "per_pass"}
+    make = sys.modules["sglang.srt.entrypoints.engine"].Engine.server_args_class
+    monkeypatch.setattr(engine, "NEEDED_TO_RECORD", ())
+    words = ("--kt-weight-path", "/m", RECORD, "--expert-distribution-recorder-mode", "per_pass")
+    for record in (
+        through_the_parser(sglang, *words),
+        make(kt_weight_path="/m", record_kt_gpu_expert_distribution=True, **mode),
+    ):
+        assert record._kt_options.record_kt_gpu_expert_distribution
+        assert record.expert_distribution_recorder_mode == "per_pass"
+    assert caplog.text == ""
+    monkeypatch.setattr(engine, "NEEDED_TO_RECORD", ("sglang.srt.nowhere.thing",))
+    assert make(kt_weight_path="/m", record_kt_gpu_expert_distribution=True, **mode)._kt_options is not None
+    assert f"lacks sglang.srt.nowhere.thing, which kt-kernel needs for {RECORD}" in caplog.text
 
 
 def test_processes_that_do_not_compute_get_options_only(sglang):

@@ -1,17 +1,34 @@
-"""The plugin's method over SGLang's own kt_ep_wrapper.py, both releases, on CPU tensors: layers against float32."""
+"""The plugin's method over SGLang's own kt_ep_wrapper.py, both releases, on CPU tensors: layers against float32.
 
+And its record of experts on the GPU beside SGLang's own recorder.
+"""
+
+import functools
 import sys
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from layer_reference import Shape, random_batch, random_expert
-from sglang_file import STOCK, Combine, Layer, OwnExperts, arguments, load, one_thread_of_torch, torch, write_checkpoint
+from sglang_file import (
+    STOCK,
+    Combine,
+    Layer,
+    OwnExperts,
+    arguments,
+    load,
+    load_recorder,
+    make_recorder,
+    one_thread_of_torch,
+    torch,
+    write_checkpoint,
+)
 from wrapper_cases import tensor_of_bits
 
-from kt_kernel.integrations.sglang import engine, hooks
+from kt_kernel.integrations.sglang import engine, hooks, plan, record
 from kt_kernel.integrations.sglang.method import method_class
 from kt_kernel.integrations.sglang.options import Options
+from kt_kernel.integrations.sglang.record import MaskRecord
 from kt_kernel.integrations.sglang.residents import Residents
 
 SHAPE = Shape(experts=8, top_k=3, hidden=128, intermediate=192)
@@ -286,6 +303,195 @@ class TestMovedExperts:
         for layer in layers:
             layer(*tokens(LONG - 1))
         assert [layer.method.residents.ids for layer in layers] == [[0, 1]] * LAYERS
+
+
+RECORDED = Options(LONG, True, record_kt_gpu_expert_distribution=True)
+
+
+class Hooked:
+    """SGLang's registry, for the methods of one class."""
+
+    BEFORE, AFTER = range(2)
+
+    def __init__(self, hooked: type):
+        self._class = hooked
+
+    def register(self, target: str, hook, kind: int) -> None:
+        module, _, name = target.rpartition(".")
+        assert module == engine.RECORDER
+        original = getattr(self._class, name)
+
+        @functools.wraps(original)
+        def wrapper(*args, **named):
+            if kind == self.BEFORE:
+                assert hook(*args, **named) is None
+                return original(*args, **named)
+            result = original(*args, **named)
+            assert hook(result, *args, **named) is None
+            return result
+
+        setattr(self._class, name, wrapper)
+
+
+@pytest.fixture
+def recorder(monkeypatch, tmp_path):
+    """(release) -> SGLang's recorder with our hooks, of the model that was made last; it writes to tmp_path."""
+
+    def make(release=STOCK[0]):
+        args = plan.current_plan().server_args
+        file = load_recorder(monkeypatch, release, args, tmp_path)
+        real = Hooked(file._ExpertDistributionRecorderReal)
+        hooks._register_record(real, real)
+        return make_recorder(file, release, SHAPE, args)
+
+    return make
+
+
+def run_pass(recorder, layers, given) -> None:
+    with recorder.with_forward_pass(1, None):
+        for layer in layers:
+            layer(*given)
+
+
+def dumped(recorder, folder) -> "torch.Tensor":
+    """What a dump writes, which is then gone from the folder."""
+    recorder.dump_record()
+    [path] = folder.glob("gpu_expert_distribution_*.pt")
+    found = torch.load(path, weights_only=True)
+    assert list(found) == ["gpu_expert_masks"]
+    assert found["gpu_expert_masks"].dtype == torch.bool
+    [counts] = folder.glob("expert_distribution_recorder_*.pt")
+    assert len(list(folder.iterdir())) == 2  # nothing half-written
+    path.unlink()
+    counts.unlink()
+    return found["gpu_expert_masks"]
+
+
+class TestRecord:
+    @pytest.mark.parametrize("release", STOCK)
+    def test_masks_that_change_in_the_middle(self, model, recorder, release, tmp_path):
+        layers = model(RECORDED, release, kt_num_gpu_experts=2)
+        recorder = recorder(release)
+        run_pass(recorder, layers, tokens(3))  # before the start
+        recorder.start_record()
+        x, ids, weights = tokens(LONG)
+        ids[:, :] = torch.tensor([[7, 5, 1]])
+        ids[:1, 2] = 7
+        for given in (tokens(3), tokens(3, seed=1), (x, ids, weights), tokens(3)):
+            run_pass(recorder, layers, given)
+        recorder.stop_record()
+        run_pass(recorder, layers, tokens(3))  # after the stop
+        masks = dumped(recorder, tmp_path)
+        assert masks.shape == (4, LAYERS, SHAPE.experts)
+        on_gpu = [[masks[step, layer].nonzero().flatten().tolist() for layer in range(LAYERS)] for step in range(4)]
+        assert on_gpu == [[[0, 1]] * LAYERS] * 3 + [[[5, 7]] * LAYERS]  # a long prompt moves them when it ends
+
+    def test_records_after_each_other(self, model, recorder, tmp_path):
+        layers = model(RECORDED)
+        recorder = recorder()
+        for passes in (3, 1):
+            recorder.start_record()
+            for _ in range(passes):
+                run_pass(recorder, layers, tokens(2))
+            recorder.stop_record()
+            assert dumped(recorder, tmp_path).shape[0] == passes
+        recorder.start_record()
+        run_pass(recorder, layers, tokens(2))
+        recorder.start_record()  # what was not dumped is dropped, as SGLang's own counts are
+        run_pass(recorder, layers, tokens(2))
+        assert dumped(recorder, tmp_path).shape[0] == 1
+        run_pass(recorder, layers, tokens(2))  # nobody stopped it
+        assert dumped(recorder, tmp_path).shape[0] == 1
+
+    def test_nothing_was_recorded(self, model, recorder, tmp_path, caplog):
+        model(RECORDED)
+        assert dumped(recorder(), tmp_path).shape == (0, LAYERS, SHAPE.experts)
+        assert "no pass was recorded: post to /start_expert_distribution_record" in caplog.text
+
+    def test_a_dump_as_an_object(self, model, recorder, tmp_path):
+        layers = model(RECORDED)
+        recorder = recorder()
+        recorder.start_record()
+        run_pass(recorder, layers, tokens(2))
+        found = recorder.dump_record(output_mode="object")
+        assert found["gpu_expert_masks"].shape == (1, LAYERS, SHAPE.experts)
+        assert found["logical_count"].shape[1:] == (LAYERS, SHAPE.experts)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_only_where_it_was_asked_for_and_on_the_first_rank(self, model, recorder, monkeypatch, tmp_path):
+        monkeypatch.setattr(engine, "broadcast_from_first", lambda _: None)
+        for given, rank in ((Options(), 0), (Options(record_kt_gpu_expert_distribution=True), 1)):
+            layers = model(given, rank=rank, ranks=2)
+            other = recorder()
+            other.start_record()
+            run_pass(other, layers, tokens(2))
+            other.dump_record()
+        assert list(tmp_path.glob("gpu_expert_distribution_*")) == []
+        monkeypatch.setattr(plan, "_plan", None)  # an SGLang without --kt-weight-path
+        run_pass(other, layers, tokens(2))
+        other.start_record()
+        other.dump_record()
+        assert list(tmp_path.glob("gpu_expert_distribution_*")) == []
+
+    def test_layers_without_experts_here_are_all_true(self, model):
+        """Dense ones, and those of other pipeline stages."""
+        model(RECORDED)
+        here = plan.current_plan()
+        del here._residents[1]
+        here._gpu_masks = None
+        assert here.gpu_masks().sum(1).tolist() == [2, SHAPE.experts, 2]
+
+    def test_a_folder_that_cannot_be_written_to_ends_nothing(self, model, recorder, tmp_path, monkeypatch, caplog):
+        layers = model(RECORDED)
+        recorder = recorder()
+        recorder.start_record()
+        run_pass(recorder, layers, tokens(2))
+        (tmp_path / "file").touch()
+        monkeypatch.setattr(engine, "recorder_folder", lambda: tmp_path / "file")
+        recorder.dump_record()
+        assert "the experts on the GPU of 1 passes are lost: " in caplog.text
+        assert "choose a folder, this is none" in caplog.text
+
+
+class TestMaskRecord:
+    A, B = torch.eye(2, 4, dtype=torch.bool), torch.ones(2, 4, dtype=torch.bool)
+
+    def test_equal_masks_are_kept_once(self):
+        kept = MaskRecord(2, 4, 1000)
+        for masks in (self.A, self.A, self.A.clone(), self.B, self.A):
+            kept.append(masks)
+        assert [count for _, count in kept._runs] == [3, 1, 1]
+        assert torch.equal(kept.masks(), torch.stack([self.A] * 3 + [self.B, self.A]))
+
+    @pytest.mark.parametrize("bound", ["--expert-distribution-recorder-buffer-size", "GB of masks; dump more often"])
+    def test_the_oldest_are_dropped_with_a_word(self, bound, monkeypatch, caplog):
+        if not bound.startswith("--"):
+            monkeypatch.setattr(record, "MOST_BYTES", 3 * 8 + 7)
+        kept = MaskRecord(2, 4, 3 if bound.startswith("--") else -1)
+        for masks in (self.A, self.A, self.B):
+            kept.append(masks)
+        assert caplog.text == ""
+        for _ in range(2):
+            kept.append(self.B)
+        assert torch.equal(kept.masks(), torch.stack([self.B] * 3))
+        assert kept.passes == 3
+        assert caplog.text.count("--record-kt-gpu-expert-distribution keeps the last 3 passes") == 1
+        assert bound in caplog.text
+        kept.clear()
+        assert kept.masks().shape == (0, 2, 4)
+
+    def test_a_file_is_whole_or_not_there(self, tmp_path, monkeypatch):
+        kept = MaskRecord(2, 4, 1000)
+        kept.append(self.A)
+
+        def break_off(_, stream):
+            stream.write(b"half")
+            raise RuntimeError("write failed")
+
+        monkeypatch.setattr(torch, "save", break_off)
+        with pytest.raises(RuntimeError, match="write failed"):
+            kept.write(tmp_path / "new")
+        assert list((tmp_path / "new").iterdir()) == []
 
 
 class TestResidents:

@@ -175,7 +175,7 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path):
         leftover = tmp_path / "layer-00004.safetensors.tmp"
         save(tmp_path, layer_idx=2)
         assert leftover.exists()  # its writer is alive
-        with pytest.raises(OSError, match="another process writes this layer; wait for it"):
+        with pytest.raises(OSError, match="another process writes this file; wait for it"):
             save(tmp_path, layer_idx=4)
         process.send_signal(signal.SIGKILL)
     assert leftover.exists()

@@ -54,7 +54,7 @@ def test_a_full_disk_is_a_warning(where, case, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, where, full)
-    assert_loaded_without(case, r"No space left on device; the layer needs .* GB; free some space or choose another")
+    assert_loaded_without(case, r"No space left on device; it needs .* GB; free some space or choose another")
     assert case.names() == []
 
 
@@ -78,7 +78,7 @@ def test_a_limit_on_the_size_of_files(case):
     with child(case, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))") as process:
         out, err = process.communicate()
     assert out == "loaded 4\n", err
-    assert "cannot write packed weights: File too large; the layer needs 0.0024 GB; raise 'ulimit -f'" in err
+    assert "cannot write packed weights: File too large; it needs 0.0024 GB; raise 'ulimit -f'" in err
     assert case.names() == []
 
 

@@ -6,15 +6,18 @@ import subprocess
 import checks
 import pytest
 import rows
+import torch
 from engines import Engine
 from run import plugin_variables
 
 START_SECONDS = 240
 ASK_SECONDS = 240
+RECORDER_FOLDER = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
 
 FLAGS = (
     *("--kt-gpu-prefill-token-threshold", "64", "--kt-enable-dynamic-expert-update"),
     *("--kt-expert-placement-strategy", "random", "--kt-gpu-experts-ratio", "0.25", "--kt-numa-nodes", "0"),
+    *("--record-kt-gpu-expert-distribution", "--expert-distribution-recorder-mode", "stat"),
 )
 # Prints what a server would be started with, after a way through pickle: it goes to the scheduler's process so.
 PARSE = """
@@ -58,6 +61,7 @@ def test_options(parse, tiny):
         "kt_expert_placement_strategy": "random",
         "kt_gpu_experts_ratio": 0.25,
         "kt_numa_nodes": [0],
+        "record_kt_gpu_expert_distribution": True,
         "statistics": None,
     }
     assert record["disable_prefill_cuda_graph"] == record["disable_shared_experts_fusion"] == "True"
@@ -76,17 +80,30 @@ def test_without_weights_the_record_is_that_of_sglang_alone(parse):
 
 @pytest.mark.timeout(900)
 def test_tokens_are_those_of_float32_with_experts_that_are_sent_and_moved(place, tiny, reference, tmp_path):
-    """Every prompt is long enough to be streamed. The second time experts lie where the first left them."""
+    """Every prompt is long enough to be streamed. The second time experts lie where the first left them.
+
+    The record says so: experts moved, and each layer of a pass had the number that was asked for on the GPU.
+    """
     row = next(row for row in rows.ROWS if row.name == "plugin, prefill on the GPU")
     more = {"kt_cpuinfer": 2, "kt_expert_placement_strategy": "random"}
-    options = row.engine_options(str(tiny), str(tiny), "cpu") | more
-    engine = Engine(place, options, tmp_path / "log", **plugin_variables(place, "cpu", row))
+    record = {"record_kt_gpu_expert_distribution": True, "expert_distribution_recorder_mode": "stat"}
+    options = row.engine_options(str(tiny), str(tiny), "cpu") | more | record
+    variables = {**plugin_variables(place, "cpu", row), RECORDER_FOLDER: str(tmp_path / "record")}
+    engine = Engine(place, options, tmp_path / "log", **variables)
     try:
         engine.wait_until_up(START_SECONDS)
+        engine.call("record_experts", ASK_SECONDS, what="start")
         for _ in range(2):
             found = checks.check_engine(
                 lambda call, **given: engine.call(call, ASK_SECONDS, **given), reference, "BF16"
             )
             assert found["wrong"] == []
+        engine.call("record_experts", ASK_SECONDS, what="dump")
     finally:
         engine.kill()
+    [path] = (tmp_path / "record").glob("gpu_expert_distribution_*.pt")
+    assert len(list((tmp_path / "record").glob("expert_distribution_recorder_*.pt"))) == 1
+    masks = torch.load(path, weights_only=True)["gpu_expert_masks"]
+    assert masks.shape[0] >= 2 * len(reference)
+    assert bool((masks.sum((1, 2)) == masks[0].sum()).all())
+    assert bool((masks != masks[0]).any())

@@ -1,4 +1,4 @@
-"""A plugin of SGLang for machines without a GPU: what its kt_ep_wrapper.py takes from CUDA, and experts in torch.
+"""A plugin of SGLang for machines without a GPU: what its files for experts take from CUDA, and experts in torch.
 
 SGLang loads it in every process that it starts. Beside a GPU it does nothing. The experts that SGLang itself computes
 ("on the GPU") go through `moe_forward_native`, which cannot skip an id of -1: the mark of an expert left to kt_kernel.
@@ -19,6 +19,9 @@ def install() -> None:
         return
     torch.cuda.synchronize = lambda *_, **__: None
     torch.cuda.current_stream = _Stream
+    for name in ("empty_cache", "is_current_stream_capturing"):  # of SGLang's recorder of expert distributions
+        if not hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, lambda: False)
 
     import sglang.srt.layers.moe.fused_moe_native as native
 

@@ -61,7 +61,7 @@ class WholeFile:
         if not (_lock(self.fd) and _is_at(self.fd, self._temporary)):
             os.close(self.fd)
             self.fd = -1
-            raise OSError(errno.EBUSY, "another process writes this layer; wait for it")
+            raise OSError(errno.EBUSY, "another process writes this file; wait for it")
         os.ftruncate(self.fd, 0)
 
     def _reserve(self) -> None:
@@ -82,12 +82,12 @@ class WholeFile:
     def _explained(self, error: BaseException) -> BaseException:
         if not isinstance(error, OSError):
             return error
-        space = f"the layer needs {self._size / 1e9:.3g} GB; free some space or choose another folder"
+        space = f"it needs {self._size / 1e9:.3g} GB; free some space or choose another folder"
         writable = "choose a folder that you may write to"
         ways_out = {
             errno.ENOSPC: space,
             errno.EDQUOT: space,
-            errno.EFBIG: f"the layer needs {self._size / 1e9:.3g} GB; raise 'ulimit -f' or choose another folder",
+            errno.EFBIG: f"it needs {self._size / 1e9:.3g} GB; raise 'ulimit -f' or choose another folder",
             errno.EACCES: writable,
             errno.EPERM: writable,
             errno.EROFS: writable,

@@ -12,6 +12,7 @@ starts. Without --kt-weight-path nothing of the engine behaves differently.
 | method | KTEPWrapperMethod: hot experts on the GPU, cold ones on the CPU, on a stream of their own |
 | residents | which experts are on the GPU now, and which should be |
 | prefill | long prompts: all experts of a layer to the GPU, then computed there |
+| record | which experts were on the GPU in each pass, beside what SGLang's recorder writes |
 | host_ring | memory that the CPU writes experts to and every rank's GPU copies them from |
 """
 

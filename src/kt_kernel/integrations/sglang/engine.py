@@ -6,6 +6,7 @@ It was tried with the versions of TRIED. Another version is used if all of NEEDE
 import importlib
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ TRIED = ("0.5.17", "0.5.23")
 METHOD_MODULE = "sglang.srt.layers.moe.kt_ep_wrapper"
 LAYER_MODULE = "sglang.srt.layers.moe.fused_moe_triton.layer"
 ARGUMENTS = "sglang.srt.server_args.ServerArgs"
+RECORDER = "sglang.srt.eplb.expert_distribution._ExpertDistributionRecorderReal"
 
 # Names that must exist: those that every process needs, and those of processes that compute.
 NEEDED_FOR_OPTIONS = (
@@ -35,6 +37,13 @@ NEEDED = (
     f"{LAYER_MODULE}.FusedMoE.weight_loader_fused",
     "sglang.srt.layers.moe.token_dispatcher.StandardCombineInput",
     "sglang.srt.runtime_context.get_parallel",
+)
+NEEDED_TO_RECORD = (
+    f"{RECORDER}.recording",
+    f"{RECORDER}.with_forward_pass",
+    f"{RECORDER}.start_record",
+    f"{RECORDER}.dump_record",
+    "sglang.srt.environ.envs.SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",
 )
 
 
@@ -61,13 +70,13 @@ def _exists(name: str) -> bool:
     return False
 
 
-def misfit(names: tuple[str, ...]) -> str | None:
+def misfit(names: tuple[str, ...], purpose: str = "its options") -> str | None:
     """Why this SGLang cannot be used, or None."""
     absent = missing(names)
     if not absent:
         return None
     return (
-        f"SGLang {version()} lacks {', '.join(absent)}, which kt-kernel needs for its options; it was tried with "
+        f"SGLang {version()} lacks {', '.join(absent)}, which kt-kernel needs for {purpose}; it was tried with "
         f"{' and '.join(TRIED)}. SGLang's own --kt options work as before"
     )
 
@@ -131,6 +140,18 @@ def gather_objects(value: object) -> list:
     found = [None] * len(group.ranks)
     dist.all_gather_object(found, value, group=group.cpu_group)
     return found
+
+
+def recorder_passes(server_args: Any) -> int:
+    """How many passes SGLang's recorder of expert distributions keeps; below 0: all."""
+    return getattr(server_args, "expert_distribution_recorder_buffer_size", None) or 1000  # SGLang's own default
+
+
+def recorder_folder() -> Path:
+    """Where SGLang's recorder writes."""
+    from sglang.srt.environ import envs
+
+    return Path(envs.SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR.get())
 
 
 def logical_ids(layer_idx: int, num_experts: int) -> "torch.Tensor":

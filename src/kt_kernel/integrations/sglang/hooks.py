@@ -44,6 +44,16 @@ def _register_method(registry: Any, kinds: Any) -> None:
     registry.register(f"{engine.METHOD_MODULE}.KTEPWrapperMethod", method_class(KTEPWrapperMethod), kinds.REPLACE)
     registry.register(f"{layer}._weight_loader_impl", _load_expert, kinds.AROUND)
     registry.register(f"{layer}.weight_loader_fused", _load_experts, kinds.AROUND)
+    if not engine.missing(engine.NEEDED_TO_RECORD):
+        _register_record(registry, kinds)
+
+
+def _register_record(registry: Any, kinds: Any) -> None:
+    from kt_kernel.integrations.sglang import record
+
+    registry.register(f"{engine.RECORDER}.with_forward_pass", record.before_pass, kinds.BEFORE)
+    registry.register(f"{engine.RECORDER}.start_record", record.after_start, kinds.AFTER)
+    registry.register(f"{engine.RECORDER}.dump_record", record.after_dump, kinds.AFTER)
 
 
 # Options
@@ -86,6 +96,7 @@ def _changeable(server_args_class: type) -> dict[str, object]:
 
 def _prepare(values: dict[str, Any]) -> options.Options | None:
     """Our options out of all, which are changed where experts on the CPU need it; None without --kt-weight-path."""
+    options.check_record(values)
     if values.get("kt_weight_path") is None:
         if unused := options.given(values):
             engine.log.warning(f"{', '.join(map(options.flag, unused))}: nothing without --kt-weight-path")
@@ -100,6 +111,9 @@ def _prepare(values: dict[str, Any]) -> options.Options | None:
 def _with_options(record: Any, found: options.Options | None) -> Any:
     if found is not None:
         if reason := engine.misfit(engine.NEEDED):
+            engine.log.warning(reason)
+        asked = options.flag("record_kt_gpu_expert_distribution")
+        if found.record_kt_gpu_expert_distribution and (reason := engine.misfit(engine.NEEDED_TO_RECORD, asked)):
             engine.log.warning(reason)
         record._kt_options = found  # names with an underscore travel with the record, and are not printed with it
     return record

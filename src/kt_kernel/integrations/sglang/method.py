@@ -55,7 +55,7 @@ class _Method:
         **more: Any,
     ) -> None:
         self._refuse(layer)
-        self.residents = Residents(self.plan.mask(self.kt_config.layer_idx, num_experts))
+        self.residents = self.plan.residents(self.kt_config.layer_idx, num_experts)
         self.weight_arguments = {
             "hidden_size": hidden_size,
             "intermediate_size_per_partition": intermediate_size_per_partition,

@@ -19,11 +19,12 @@ class Options:
     kt_expert_placement_strategy: str = "uniform"
     kt_gpu_experts_ratio: float | None = None
     kt_numa_nodes: tuple[int, ...] | None = None
+    record_kt_gpu_expert_distribution: bool = False
     statistics: str | None = None
 
 
 DEFAULTS = Options()
-NAMES = tuple(field.name for field in fields(Options) if field.name.startswith("kt_"))
+NAMES = tuple(field.name for field in fields(Options) if field.name != "statistics")
 
 
 def flag(name: str) -> str:
@@ -69,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         flag("kt_gpu_experts_ratio"),
         type=_ratio,
         default=None,
-        help="Share of all experts that are on the GPU, 0 to 1; instead of --kt-num-gpu-experts.",
+        help="Share of all experts that are on the GPU, 0 to 1; decides before --kt-num-gpu-experts.",
     )
     group.add_argument(
         flag("kt_numa_nodes"),
@@ -78,11 +79,30 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="NUMA node of each of --kt-threadpool-count pools.",
     )
+    group.add_argument(
+        flag("record_kt_gpu_expert_distribution"),
+        action="store_true",
+        help="Each dump of --expert-distribution-recorder-mode also writes which experts were on the GPU in each pass.",
+    )
 
 
 def given(values: Mapping[str, object]) -> list[str]:
     """Names of our options in `values` that differ from their defaults."""
     return [name for name in NAMES if values.get(name) not in (None, getattr(DEFAULTS, name), 0)]
+
+
+def check_record(values: Mapping[str, object]) -> None:
+    """A ValueError where the record of experts on the GPU was asked for and could never be written."""
+    name = "record_kt_gpu_expert_distribution"
+    if not values.get(name):
+        return
+    if values.get("kt_weight_path") is None:
+        raise ValueError(f"{flag(name)} needs --kt-weight-path: without it all experts are on the GPU")
+    if values.get("expert_distribution_recorder_mode") is None:
+        raise ValueError(
+            f"{flag(name)} adds a file to the dumps of SGLang's recorder: it needs --expert-distribution-recorder-mode "
+            "stat, per_pass or per_token"
+        )
 
 
 def options_from(values: Mapping[str, object]) -> Options:
@@ -99,8 +119,6 @@ def options_from(values: Mapping[str, object]) -> Options:
     ratio = taken.get("kt_gpu_experts_ratio")
     if ratio is not None and not 0 <= ratio <= 1:
         raise ValueError(f"{flag('kt_gpu_experts_ratio')} {ratio} is not in 0..1")
-    if ratio is not None and values.get("kt_num_gpu_experts"):
-        raise ValueError(f"give {flag('kt_gpu_experts_ratio')} or --kt-num-gpu-experts, not both")
     if taken.get("kt_gpu_prefill_token_threshold", 0) < 0:
         raise ValueError(f"{flag('kt_gpu_prefill_token_threshold')} must be 0 (off) or more")
     if taken.get("kt_enable_dynamic_expert_update") and not taken.get("kt_gpu_prefill_token_threshold"):
@@ -121,6 +139,8 @@ def changes(options: Options, values: Mapping[str, object]) -> dict[str, tuple[o
         "disable_prefill_cuda_graph": (True, "prefill graphs hold no work of the CPU"),
         "disable_shared_experts_fusion": (True, "the CPU has the routed experts only"),
     }
+    if options.kt_gpu_experts_ratio is not None:  # kt run gives the number too
+        wanted["kt_num_gpu_experts"] = (None, f"{flag('kt_gpu_experts_ratio')} says how many")
     if options.statistics is not None:
         used = options.kt_expert_placement_strategy == "frequency"
         why = "its counts place experts, whose numbers stay" if used else "only the strategy frequency reads counts"

@@ -2,16 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kt_kernel.expert_counts import read_expert_counts
 from kt_kernel.integrations.sglang import engine
 from kt_kernel.integrations.sglang.options import DEFAULTS, Options, flag
+from kt_kernel.integrations.sglang.residents import Residents
 from kt_kernel.placement import gpu_budget, place_experts
 from kt_kernel.weights.config import FIELD_NAMES, layers_with_experts
 
 if TYPE_CHECKING:
-    import torch
-
     from kt_kernel.integrations.sglang.prefill import LayerwisePrefill
+    from kt_kernel.integrations.sglang.record import MaskRecord
 
 
 class ModelPlan:
@@ -27,20 +29,42 @@ class ModelPlan:
         self.moe_layers = layers_with_experts(f"config.json of {server_args.model_path}", fields, self.num_layers)
         self.last_layer = self.moe_layers[-1]
         self._masks: torch.Tensor | None = None
+        self._residents: dict[int, Residents] = {}
+        self._gpu_masks: torch.Tensor | None = None
+        self.record: MaskRecord | None = None
         self._prefills: dict[tuple, LayerwisePrefill | None] = {}
 
-    def mask(self, layer_idx: int, num_experts: int) -> "torch.Tensor":
-        """Experts of a layer that are on the GPU, the same on every rank."""
+    def residents(self, layer_idx: int, num_experts: int) -> Residents:
+        """Experts of a layer that are on the GPU at the start, the same on every rank."""
         if self._masks is None:
             self._masks = self._place(num_experts)
+            self.record = self._make_record(num_experts)
         if layer_idx >= self.num_layers or num_experts != self._masks.shape[1]:
             raise ValueError(
                 f"layer {layer_idx} with {num_experts} experts does not belong to a model of {self.num_layers} layers "
                 f"with {self._masks.shape[1]} each; experts on the CPU need the same number in all layers"
             )
-        return self._masks[layer_idx]
+        self._residents[layer_idx] = Residents(self._masks[layer_idx])
+        self._gpu_masks = None
+        return self._residents[layer_idx]
 
-    def _place(self, num_experts: int) -> "torch.Tensor":
+    def gpu_masks(self) -> torch.Tensor:
+        """Experts that this process's CPU does not compute now, bool [layers, E]; another tensor once they moved."""
+        if self._gpu_masks is None:
+            masks = torch.ones_like(self._masks)
+            for layer_idx, residents in self._residents.items():
+                masks[layer_idx] = residents.mask
+            self._gpu_masks = masks
+        return self._gpu_masks
+
+    def _make_record(self, num_experts: int) -> "MaskRecord | None":
+        if not self.options.record_kt_gpu_expert_distribution or engine.tensor_group()[0] != 0:
+            return None
+        from kt_kernel.integrations.sglang.record import MaskRecord
+
+        return MaskRecord(self.num_layers, num_experts, engine.recorder_passes(self.server_args))
+
+    def _place(self, num_experts: int) -> torch.Tensor:
         options, count = self.options, self.server_args.kt_num_gpu_experts
         budget = gpu_budget(count, options.kt_gpu_experts_ratio, num_experts, len(self.moe_layers))
         counts = None
@@ -63,9 +87,7 @@ class ModelPlan:
             engine.log.info(f"{budget} of {total} experts are on the GPU, placed by {how}; the CPU has all of them")
         return masks
 
-    def prefill_for(
-        self, method: Any, layer: "torch.nn.Module", as_loaded: "torch.nn.Module"
-    ) -> "LayerwisePrefill | None":
+    def prefill_for(self, method: Any, layer: torch.nn.Module, as_loaded: torch.nn.Module) -> "LayerwisePrefill | None":
         """Room for all experts of a layer like this one, made for the first; None where it was not asked for."""
         if not self.options.kt_gpu_prefill_token_threshold:
             return None
@@ -103,11 +125,18 @@ class ModelPlan:
         """After the last layer of a long prompt masks of the CPU follow; the next call reads them."""
         if method.kt_config.layer_idx == max(self._streamed):
             moved, self.moved = self.moved, []
+            if moved:
+                self._gpu_masks = None
             for mover, ids in moved:
                 mover.move_residents(ids.tolist())  # waits for the GPU, which then has done all calls before
 
 
 _plan: ModelPlan | None = None
+
+
+def current_plan() -> ModelPlan | None:
+    """The plan of the model that this process has; None without experts on the CPU."""
+    return _plan
 
 
 def plan_for(server_args: Any) -> ModelPlan:
