@@ -187,7 +187,7 @@ void bind_codes(nb::module_& m, nb::class_<kt::Layer>& layer) {
   m.def("quantise", &quantise, "pool"_a.none(), "format"_a, "matrix"_a, nb::kw_only(), "search"_a = false,
         "(codes, scales) of a bf16 matrix [N, K], or (codes, scales, steps) for int4g: what load_expert would pack on "
         "one node; with search, with scales of least error. Codes are int8 [N, K], or uint8 [N, ceil(K / "
-        "2)] with code + 8 of even k in the low nibble; scales are f32 [N], steps uint8 [N, ceil(K / 32)]. Without a "
+        "2)] with code + 8 of even k in the low nibble; scales are f32 [N], steps uint8 [N, ceil(K / 64)]. Without a "
         "pool the calling thread does it.");
   m.def("squared_error", &squared_error, "format"_a, "matrix"_a, "coded"_a,
         "(sum of (w - decoded)^2, sum of w^2) of a bf16 matrix and what quantise made of it.");

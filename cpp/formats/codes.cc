@@ -13,7 +13,6 @@ namespace kt {
 namespace {
 
 constexpr int kNibbleGroup = 32;  // k of the four lines that int4 and int4g share nibbles in
-constexpr int kGroupLineBytes = kNibbleGroup / 8 * kLineBytes;
 
 void put_int8(const PanelCodes& from, uint8_t* panel) {
   uint8_t* lines = panel + Int8::offset(0);
@@ -62,31 +61,24 @@ void get_nibbles(const uint8_t* lines, int n, int8_t* codes) {
 // Where the lines of the group at depth k start.
 size_t group_offset(Format format, int k) {
   if (format == Format::int4) return Int4::offset(k);
-  return kLineBytes + static_cast<size_t>(k / Int4g::kBlock) * Int4g::kBlockBytes + kLineBytes +
-         static_cast<size_t>(k % Int4g::kBlock) / kNibbleGroup * kGroupLineBytes;
-}
-
-// Where the word of group steps of row n lies for depth k.
-size_t steps_offset(int k, int n) {
-  return kLineBytes + static_cast<size_t>(k / Int4g::kBlock) * Int4g::kBlockBytes + 4 * n;
+  return Int4g::lines_offset(k);
 }
 
 void put_steps(const PanelCodes& from, int n, uint8_t* panel) {
   for (int k0 = 0; k0 < from.pitch; k0 += Int4g::kBlock) {
     uint32_t word = 0;
     for (int k = k0; k < std::min(k0 + Int4g::kBlock, from.pitch); k += Int4g::kGroup) {
-      word |= static_cast<uint32_t>(from.row_steps(n)[k / Int4g::kGroup] - 1) << (4 * ((k - k0) / Int4g::kGroup));
+      word |= static_cast<uint32_t>(from.row_steps(n)[k / Int4g::kGroup] - 1) << Int4g::steps_shift(k);
     }
-    std::memcpy(panel + steps_offset(k0, n), &word, 4);
+    std::memcpy(panel + Int4g::steps_offset(k0, n), &word, 4);
   }
 }
 
 void get_steps(const uint8_t* panel, int n, PanelCodes* to) {
   for (int k = 0; k < to->pitch; k += Int4g::kGroup) {
     uint32_t word;
-    std::memcpy(&word, panel + steps_offset(k, n), 4);
-    const int group = k % Int4g::kBlock / Int4g::kGroup;
-    to->row_steps(n)[k / Int4g::kGroup] = static_cast<uint8_t>((word >> (4 * group) & 15) + 1);
+    std::memcpy(&word, panel + Int4g::steps_offset(k, n), 4);
+    to->row_steps(n)[k / Int4g::kGroup] = static_cast<uint8_t>((word >> Int4g::steps_shift(k) & 15) + 1);
   }
 }
 

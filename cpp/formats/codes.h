@@ -1,6 +1,6 @@
 // Quantised weights apart from any layout: w[n][k] = scales[n] * step * codes[n][k].
 //
-// int8: codes -128..127, step 1. int4: codes -8..7, step 16. int4g: codes -8..7, step = steps[n][k / 32] in 1..16.
+// int8: codes -128..127, step 1. int4: codes -8..7, step 16. int4g: codes -8..7, step = steps[n][k / 64] in 1..16.
 #pragma once
 
 #include <cstdint>

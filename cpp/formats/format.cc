@@ -21,7 +21,7 @@ float row_scale(const uint8_t* panel, int n) {
   return d;
 }
 
-// The u4 of row n at depth k of a 256-block or whole panel whose lines start at `lines`.
+// The u4 of row n at depth k of a block or whole panel whose lines start at `lines`.
 int nibble(const uint8_t* lines, int n, int k) {
   const int in_group = k % 32;
   const int line = k / 32 * 4 + (in_group % 16) / 4;
@@ -44,13 +44,12 @@ float decode(Format format, const uint8_t* panel, int n, int k) {
       return row_scale(panel, n) *
              static_cast<float>(Int4::kStep * (nibble(panel + Int4::offset(0), n, k) - Int4::kOffset));
     case Format::int4g: {
-      const uint8_t* block = panel + kLineBytes + k / Int4g::kBlock * Int4g::kBlockBytes;
       uint32_t steps;
-      std::memcpy(&steps, block + 4 * n, 4);
-      const int in_block = k % Int4g::kBlock;
-      const int step = static_cast<int>(steps >> (in_block / Int4g::kGroup * 4) & 15) + 1;
+      std::memcpy(&steps, panel + Int4g::steps_offset(k, n), 4);
+      const int step = static_cast<int>(steps >> Int4g::steps_shift(k) & 15) + 1;
+      const int k0 = k / Int4g::kBlock * Int4g::kBlock;
       return row_scale(panel, n) *
-             static_cast<float>(step * (nibble(block + kLineBytes, n, in_block) - Int4g::kOffset));
+             static_cast<float>(step * (nibble(panel + Int4g::lines_offset(k0), n, k - k0) - Int4g::kOffset));
     }
     default:
       return 0;

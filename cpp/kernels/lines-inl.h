@@ -1,7 +1,8 @@
 // How each integer format turns its packed lines into operands, one vector of lanes at a time.
 //
-// block() is given the first line of a kActGroup block, group() moves to the next 32 k, pair(i) yields the operands of
-// k = 4i..4i+3 and 16+4i..16+4i+3 of that group.
+// block() is given the first line of a chunk and the number of a kActGroup in it, group() moves to the next 64 k,
+// pair(i) yields the operands of k = 4i..4i+3 and 16+4i..16+4i+3 of that group for i < 4, and of the 32 k behind them
+// for i < 8.
 #pragma once
 
 #include "formats/int4.h"
@@ -12,8 +13,12 @@
 namespace kt {
 namespace {
 
-constexpr int kGroupLines8 = kSumGroup / 4;
-constexpr int kGroupLines4 = kSumGroup / 8;
+// Depth is padded to kDepthUnit, so groups of as many are whole.
+constexpr int kGroupLines8 = kDepthUnit / 4;
+constexpr int kGroupLines4 = kDepthUnit / 8;
+constexpr int kGroupPairs = kGroupLines4;
+// Where the activations of pair(i) start.
+constexpr int pair_depth(int i) { return i / 4 * 32 + i % 4 * 4; }
 
 template <class V>
 struct Int8Lines {
@@ -21,14 +26,14 @@ struct Int8Lines {
   const uint8_t* next;
   const uint8_t* line;
 
-  KT_INLINE void block(const uint8_t* lines) { next = lines; }
+  KT_INLINE void block(const uint8_t* lines, int index) { next = lines + index * kBlockBytes; }
   KT_INLINE void group() {
     line = next;
     next += kGroupLines8 * kLineBytes;
   }
   KT_INLINE void pair(int i, typename V::Int& w0, typename V::Int& w1) const {
-    w0 = V::load(line + i * kLineBytes);
-    w1 = V::load(line + (i + 4) * kLineBytes);
+    w0 = V::load(line + pair_depth(i) / 4 * kLineBytes);
+    w1 = V::load(line + (pair_depth(i) / 4 + 4) * kLineBytes);
   }
 };
 
@@ -39,7 +44,7 @@ struct Int4Nibbles {
   const uint8_t* next;
   const uint8_t* line;
 
-  KT_INLINE void block(const uint8_t* lines) { next = lines; }
+  KT_INLINE void block(const uint8_t* lines, int index) { next = lines + index * kBlockBytes; }
   KT_INLINE void group() {
     line = next;
     next += kGroupLines4 * kLineBytes;
@@ -49,6 +54,12 @@ struct Int4Nibbles {
     const auto bits = V::load(line + i * kLineBytes);
     w0 = V::bit_and(bits, low);
     w1 = V::bit_and(V::template shift_right_16<4>(bits), low);
+  }
+  // The same with 16 times the nibble in w1, which takes no shift.
+  KT_INLINE void pair_unshifted(int i, typename V::Int& w0, typename V::Int& w1) const {
+    const auto bits = V::load(line + i * kLineBytes);
+    w0 = V::bit_and(bits, V::set1_32(0x0f0f0f0f));
+    w1 = V::bit_and(bits, V::set1_32(static_cast<int32_t>(0xf0f0f0f0)));
   }
   KT_INLINE typename V::Int steps() const { return V::set1_32(Int4::kStep * 0x00010001); }
 };
@@ -72,32 +83,28 @@ constexpr SpreadIndex spread_index(Spread spread) {
 template <Spread kSpread>
 constexpr SpreadIndex kSpreadIndex = spread_index(kSpread);
 
-// The scales of 8 groups are nibbles of one word for each row: split once into bytes, s of the even groups and s of the
-// odd ones, so that a shuffle brings that of a group to where it is multiplied.
+// The steps of a kActGroup are bytes of one word for each row: a shuffle brings that of a group to where it is
+// multiplied.
 template <class V>
 struct Int4gNibbles : Int4Nibbles<V> {
-  static constexpr size_t kBlockBytes = Int4g::kBlockBytes;
-  typename V::Int scales, others;  // of this group and of the next; they change places in every group
+  typename V::Int step_bytes;
   int at;
 
-  KT_INLINE void block(const uint8_t* lines) {
-    const auto low = V::set1_32(0x0f0f0f0f), one = V::set1_32(0x01010101);
-    const auto packed = V::load(lines);
-    others = V::add_8(V::bit_and(packed, low), one);
-    scales = V::add_8(V::bit_and(V::template shift_right_16<4>(packed), low), one);
+  KT_INLINE void block(const uint8_t* lines, int index) {
+    const uint8_t* start = lines + index / 2 * Int4g::kBlockBytes;
+    auto packed = V::load(start);
+    if (index % 2 != 0) packed = V::template shift_right_16<4>(packed);
+    step_bytes = V::add_8(V::bit_and(packed, V::set1_32(0x0f0f0f0f)), V::set1_32(0x01010101));
     at = -1;
-    Int4Nibbles<V>::block(lines + kLineBytes);
+    Int4Nibbles<V>::block(start + kLineBytes, index % 2);
   }
   KT_INLINE void group() {
-    const auto next = others;
-    others = scales;
-    scales = next;
     ++at;
     Int4Nibbles<V>::group();
   }
   template <Spread kSpread>
   KT_INLINE typename V::Int spread() const {
-    return V::look_up(scales, V::load(kSpreadIndex<kSpread>.of_byte[at / 2]));
+    return V::look_up(step_bytes, V::load(kSpreadIndex<kSpread>.of_byte[at]));
   }
   KT_INLINE typename V::Int steps() const { return spread<Spread::halves>(); }
   KT_INLINE typename V::Int steps_32() const { return spread<Spread::word>(); }
@@ -155,20 +162,20 @@ struct LinesOf<V, Int4g> {
 // Decodes kc of one panel to int8 lines.
 template <class V, class Source>
 KT_INLINE void decode_u8(const uint8_t* lines, int kc, uint8_t* out) {
-  for (int k = 0; k < kc; k += kActGroup, lines += Source::kBlockBytes) {
-    const int groups = (kc - k < kActGroup ? kc - k : kActGroup) / kSumGroup;
+  for (int k = 0, block = 0; k < kc; k += kActGroup, ++block) {
+    const int groups = (kc - k < kActGroup ? kc - k : kActGroup) / kDepthUnit;
     for (int v = 0; v < kPanelRows / V::kLanes; ++v) {
       Source source;
-      source.block(lines + v * V::kBytes);
+      source.block(lines + v * V::kBytes, block);
       uint8_t* to = out + static_cast<size_t>(k) * kPanelRows + v * V::kBytes;
       for (int group = 0; group < groups; ++group, to += kGroupLines8 * kLineBytes) {
         source.group();
         KT_UNROLL
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < kGroupPairs; ++i) {
           typename V::Int w0, w1;
           source.pair(i, w0, w1);
-          V::store(to + i * kLineBytes, w0);
-          V::store(to + (i + 4) * kLineBytes, w1);
+          V::store(to + pair_depth(i) / 4 * kLineBytes, w0);
+          V::store(to + (pair_depth(i) / 4 + 4) * kLineBytes, w1);
         }
       }
     }

@@ -52,6 +52,7 @@ struct U8S8Core {
   static constexpr int kRows = 8;
   static constexpr int kPanels = 2;
   static constexpr int kChunk = 1024;
+  static_assert(kChunk % Int4g::kBlock == 0);
   static constexpr int kElementBytes = 1;
   static constexpr int kInits = kChunk / kActGroup;
   static constexpr int kDecodedBytes = 1;
@@ -91,15 +92,14 @@ struct U8S8Core {
       }
       Source source[N];
       KT_UNROLL
-      for (int v = 0; v < N; ++v)
-        source[v].block(vector_at<V>(t.lines, t.panel_stride, v) + block * Source::kBlockBytes);
-      const int groups = (t.kc - kb < kActGroup ? t.kc - kb : kActGroup) / kSumGroup;
+      for (int v = 0; v < N; ++v) source[v].block(vector_at<V>(t.lines, t.panel_stride, v), block);
+      const int groups = (t.kc - kb < kActGroup ? t.kc - kb : kActGroup) / kDepthUnit;
       const uint8_t* a = chunk.base + kb;
-      for (int group = 0; group < groups; ++group, a += kSumGroup) {
+      for (int group = 0; group < groups; ++group, a += kDepthUnit) {
         KT_UNROLL
         for (int v = 0; v < N; ++v) source[v].group();
         KT_UNROLL
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < kGroupPairs; ++i) {
           typename V::Int w[2][N];
           KT_UNROLL
           for (int v = 0; v < N; ++v) source[v].pair(i, w[0][v], w[1][v]);
@@ -107,7 +107,7 @@ struct U8S8Core {
           for (int half = 0; half < 2; ++half) {
             KT_UNROLL
             for (int r = 0; r < R; ++r) {
-              const auto x = V::broadcast32(a + r * Chunk<U8S8Core>::kPitch + 16 * half + 4 * i);
+              const auto x = V::broadcast32(a + r * Chunk<U8S8Core>::kPitch + 16 * half + pair_depth(i));
               KT_UNROLL
               for (int v = 0; v < N; ++v) {
                 auto& sum = acc[(2 * i + half) % S][r][v];
@@ -193,7 +193,7 @@ struct U8S16Core {
   }
 };
 
-// How the u4 x s8 kernel sums 32 k before the group's integer scale is applied.
+// How the u4 x s8 kernel sums kDepth k before the group's integer scale is applied.
 //
 // pmaddubsw into int16 pairs, widened by pmaddwd with the scale as second operand. int16 cannot overflow: after the
 // start value -8 * sum(a), each half of a lane ends within 16 * 8 * 127 = 16,256, and pmaddubsw itself stays within 2 *
@@ -202,6 +202,8 @@ template <class V>
 struct PairSums {
   static constexpr int kRows = V::kManyRegisters ? 8 : 4;
   static constexpr int kPanels = 1;
+  static constexpr int kDepth = 32;
+  static constexpr int sums(int) { return 1; }
   // In the low half of each lane; |8 * 32 * 127| = 32,512 fits int16.
   static int32_t init(int32_t sum) { return (-Int4::kOffset * sum) & 0xffff; }
   static KT_INLINE typename V::Int dot(typename V::Int sum, typename V::Int w, typename V::Int x) {
@@ -213,12 +215,18 @@ struct PairSums {
   }
 };
 
-// vpdpbusd into int32, times the scale. For up to four rows that takes fewer operations than decoding to int8 first: 28
-// against 23 GB/s with three rows, 22 against 19 with four (one Zen 4 core); with more, decoding is shared and wins.
+// vpdpbusd into int32, times the scale.
+//
+// Up to four rows have a second sum, of the high nibbles where they are: 16 times too large, shifted once for 64 k
+// instead of in every line. Against int4, whose bytes take no steps, from the cache of one Zen 4 core: 1.0, 0.95, 0.92,
+// 0.94 of its speed with 1 to 4 rows (one sum: 0.89, 0.91, 0.90, 0.93), 0.92 with 5 and 6, 0.89 with 7 and 8 (int8
+// lines decoded in registers: 0.85, 0.86, 0.86, 0.87).
 template <class V>
 struct QuadSums {
-  static constexpr int kRows = 4;
+  static constexpr int kRows = 8;
   static constexpr int kPanels = 2;
+  static constexpr int kDepth = Int4g::kGroup;
+  static constexpr int sums(int rows) { return rows <= 4 ? 2 : 1; }
   static int32_t init(int32_t sum) { return -Int4::kOffset * sum; }
   static KT_INLINE typename V::Int dot(typename V::Int sum, typename V::Int w, typename V::Int x) {
     return V::dot_u8s8(sum, w, x);
@@ -234,8 +242,9 @@ struct U4S8Core {
   static constexpr int kRows = Sums::kRows;
   static constexpr int kPanels = Sums::kPanels;
   static constexpr int kChunk = 1024;
+  static_assert(kChunk % Int4g::kBlock == 0);
   static constexpr int kElementBytes = 1;
-  static constexpr int kInits = kChunk / kSumGroup;
+  static constexpr int kInits = kChunk / Sums::kDepth;
   static constexpr int kDecodedBytes = 0;
   template <class Format>
   using Lines = typename LinesOf<V, Format>::U4;
@@ -249,14 +258,19 @@ struct U4S8Core {
     gather_values(acts, row, k0, kc, 1, dst);
     gather_scales(acts, row, k0, kc, scales);
     const int32_t* sums = acts.sums + static_cast<size_t>(row) * acts.sum_pitch + k0 / kSumGroup;
-    for (int g = 0; g * kSumGroup < kc; ++g) inits[g] = Sums::init(sums[g]);
+    for (int g = 0; g * Sums::kDepth < kc; ++g) {
+      int32_t sum = 0;
+      for (int i = 0; i < Sums::kDepth / kSumGroup; ++i) sum += *sums++;
+      inits[g] = Sums::init(sum);
+    }
   }
 
   template <class Source, int R, int P>
   static void tile(const TileArgs& t, Chunk<U4S8Core> chunk) {
     constexpr int kAll = P * kPanelRows / V::kLanes;
-    // 16 registers hold R int16 and R int32 sums of one vector, or of two when R <= 2; 32 of two when R <= 4.
-    constexpr int N = R <= (V::kManyRegisters ? 4 : 2) && kAll >= 2 ? 2 : 1;
+    // 16 registers hold R int16 and R int32 sums of one vector, or of two when R <= 2. 32 do not hold those of two when
+    // R > 6, but a broadcast for each product costs more than spilling (0.69 of int4's speed with 8 rows, not 0.89).
+    constexpr int N = (V::kManyRegisters || R <= 2) && kAll >= 2 ? 2 : 1;
     KT_UNROLL
     for (int v0 = 0; v0 < kAll; v0 += N) columns<Source, R, N>(t, chunk, v0);
   }
@@ -272,45 +286,65 @@ struct U4S8Core {
       }
       Source source[N];
       KT_UNROLL
-      for (int v = 0; v < N; ++v)
-        source[v].block(vector_at<V>(t.lines, t.panel_stride, v0 + v) + block * Source::kBlockBytes);
-      const int groups = (t.kc - kb < kActGroup ? t.kc - kb : kActGroup) / kSumGroup;
+      for (int v = 0; v < N; ++v) source[v].block(vector_at<V>(t.lines, t.panel_stride, v0 + v), block);
+      const int groups = (t.kc - kb < kActGroup ? t.kc - kb : kActGroup) / kDepthUnit;
       const uint8_t* a = chunk.base + kb;
-      const int32_t* inits = chunk.inits(0) + kb / kSumGroup;
-      for (int group = 0; group < groups; ++group, a += kSumGroup, ++inits) {
-        typename V::Int sum[R][N];
-        KT_UNROLL
-        for (int r = 0; r < R; ++r) {
-          KT_UNROLL
-          for (int v = 0; v < N; ++v) sum[r][v] = V::broadcast32(inits + r * kInits);
-        }
+      const int32_t* inits = chunk.inits(0) + kb / Sums::kDepth;
+      for (int group = 0; group < groups; ++group, a += kDepthUnit) {
         KT_UNROLL
         for (int v = 0; v < N; ++v) source[v].group();
         KT_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          typename V::Int w[2][N];
-          KT_UNROLL
-          for (int v = 0; v < N; ++v) source[v].pair(i, w[0][v], w[1][v]);
-          KT_UNROLL
-          for (int half = 0; half < 2; ++half) {
-            KT_UNROLL
-            for (int r = 0; r < R; ++r) {
-              const auto x = V::broadcast32(a + r * Chunk<U4S8Core>::kPitch + 16 * half + 4 * i);
-              KT_UNROLL
-              for (int v = 0; v < N; ++v) sum[r][v] = Sums::dot(sum[r][v], w[half][v], x);
-            }
-          }
-        }
-        KT_UNROLL
-        for (int v = 0; v < N; ++v) {
-          KT_UNROLL
-          for (int r = 0; r < R; ++r) acc[r][v] = V::add_32(acc[r][v], Sums::scaled(sum[r][v], source[v]));
-        }
+        for (int i = 0; i < kGroupPairs; i += Sums::kDepth / 8, ++inits) add_sums<R, N>(source, i, a, inits, acc);
       }
       TileArgs part = t;
       part.c = t.c + v0 * V::kLanes;
       part.scales[0] = t.scales[0] + v0 * V::kLanes;
       flush_group<V, R, N>(part, acc, t.first && block == 0, [&](int r) { return chunk.scales(r)[block]; });
+    }
+  }
+
+  // acc += step * sum over the Sums::kDepth k from pair `first` of a group on.
+  template <int R, int N, class Source>
+  static KT_INLINE void add_sums(const Source (&source)[N], int first, const uint8_t* a, const int32_t* inits,
+                                 typename V::Int (&acc)[R][N]) {
+    constexpr int S = Sums::sums(R);
+    typename V::Int sum[S][R][N];
+    KT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      KT_UNROLL
+      for (int v = 0; v < N; ++v) {
+        sum[0][r][v] = V::broadcast32(inits + r * kInits);
+        if constexpr (S == 2) sum[1][r][v] = V::set1_32(0);
+      }
+    }
+    KT_UNROLL
+    for (int i = first; i < first + Sums::kDepth / 8; ++i) {
+      typename V::Int w[2][N];
+      KT_UNROLL
+      for (int v = 0; v < N; ++v) {
+        if constexpr (S == 2) {
+          source[v].pair_unshifted(i, w[0][v], w[1][v]);
+        } else {
+          source[v].pair(i, w[0][v], w[1][v]);
+        }
+      }
+      KT_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        KT_UNROLL
+        for (int r = 0; r < R; ++r) {
+          const auto x = V::broadcast32(a + r * Chunk<U4S8Core>::kPitch + 16 * half + pair_depth(i));
+          KT_UNROLL
+          for (int v = 0; v < N; ++v) sum[half % S][r][v] = Sums::dot(sum[half % S][r][v], w[half][v], x);
+        }
+      }
+    }
+    KT_UNROLL
+    for (int v = 0; v < N; ++v) {
+      KT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        if constexpr (S == 2) sum[0][r][v] = V::add_32(sum[0][r][v], V::template shift_right_s32<4>(sum[1][r][v]));
+        acc[r][v] = V::add_32(acc[r][v], Sums::scaled(sum[0][r][v], source[v]));
+      }
     }
   }
 };

@@ -57,7 +57,7 @@ void pack_int8(const uint16_t* source, size_t row_pitch, int rows, int k, uint8_
   }
 }
 
-// Writes the 32 nibbles of one group of row n; lines points at the group's first line.
+// Writes 32 nibbles of row n; lines points at the first of their four lines.
 inline void put_group(const uint8_t* q, int n, uint8_t* lines) {
   for (int i = 0; i < 4; ++i) {
     for (int b = 0; b < 4; ++b)
@@ -113,8 +113,6 @@ void pack_int4g(const uint16_t* source, size_t row_pitch, int rows, int k, uint8
     if (kScales == ScaleChoice::searched && !empty) d = best_stepped_scale(row, k, d);
     set_row_scale(panel, n, d);
     for (int k0 = 0; k0 < depth; k0 += Int4g::kGroup) {
-      uint8_t* block = panel + kLineBytes + k0 / Int4g::kBlock * Int4g::kBlockBytes;
-      const int group = k0 % Int4g::kBlock / Int4g::kGroup;
       float w[Int4g::kGroup];
       read_group(row, empty ? 0 : k, k0, w);
       constexpr bool kSearch = kScales == ScaleChoice::searched;
@@ -123,10 +121,10 @@ void pack_int4g(const uint16_t* source, size_t row_pitch, int rows, int k, uint8
       uint8_t q[Int4g::kGroup];
       for (int i = 0; i < Int4g::kGroup; ++i) q[i] = static_cast<uint8_t>(nibble(w[i] * inverse) + Int4g::kOffset);
       uint32_t steps;
-      std::memcpy(&steps, block + 4 * n, 4);
-      steps |= static_cast<uint32_t>(step - 1) << (4 * group);
-      std::memcpy(block + 4 * n, &steps, 4);
-      put_group(q, n, block + kLineBytes + group * 4 * kLineBytes);
+      std::memcpy(&steps, panel + Int4g::steps_offset(k0, n), 4);
+      steps |= static_cast<uint32_t>(step - 1) << Int4g::steps_shift(k0);
+      std::memcpy(panel + Int4g::steps_offset(k0, n), &steps, 4);
+      for (int i = 0; i < Int4g::kGroup; i += 32) put_group(q + i, n, panel + Int4g::lines_offset(k0 + i));
     }
   }
 }

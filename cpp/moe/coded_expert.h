@@ -11,7 +11,7 @@ namespace kt {
 struct CodedPart {
   const uint8_t* codes;
   const uint8_t* scales;  // f32, one per row of the part; files do not align them
-  const uint8_t* steps;   // int4g: [rows][ceil(k / 32)], else null
+  const uint8_t* steps;   // int4g: [rows][ceil(k / 64)], else null
 };
 
 // Equal parts, as many of each: gate and up [I, H] are cut by rows, down [H, I] by columns, so every part of down has

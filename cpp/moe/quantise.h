@@ -14,7 +14,7 @@ namespace kt {
 struct QuantisedRows {
   uint8_t* codes;  // [rows][row_bytes]
   float* scales;   // [rows]
-  uint8_t* steps;  // int4g: [rows][ceil(k / 32)]
+  uint8_t* steps;  // int4g: [rows][ceil(k / 64)]
 };
 
 // With all workers of the pool, or without a pool in the calling thread. The codes are read back from panels, so a file

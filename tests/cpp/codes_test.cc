@@ -14,7 +14,7 @@ using kt_test::Random;
 
 namespace {
 
-constexpr int kDepths[] = {1, 31, 32, 64, 65, 200, 256, 257, 300, 1100};
+constexpr int kDepths[] = {1, 31, 32, 64, 65, 200, 256, 257, 300, 768, 1100};
 constexpr Format kCoded[] = {Format::int8, Format::int4, Format::int4g};
 
 // Where a code lies in the layout `blocks`, element by element: the formula its writers use.
@@ -74,7 +74,7 @@ KT_TEST(codes_mean_what_the_decoder_says) {
       for (int n = 0; n < 16; ++n) {
         codes.scales[n] = random.gaussian();
         for (int i = 0; i < k; ++i) codes.row(n)[i] = static_cast<int8_t>(least + random.below(-2 * least));
-        for (int g = 0; g < (k + 31) / 32; ++g) codes.row_steps(n)[g] = static_cast<uint8_t>(1 + random.below(16));
+        for (int g = 0; g < (k + 63) / 64; ++g) codes.row_steps(n)[g] = static_cast<uint8_t>(1 + random.below(16));
       }
       Guarded<uint8_t> panel(kt::panel_bytes(format, k));
       kt::put_codes(format, codes, panel.data());
@@ -82,7 +82,7 @@ KT_TEST(codes_mean_what_the_decoder_says) {
       kt::decode_panel(format, panel.data(), k, codes.pitch, decoded.data());
       for (int n = 0; n < 16; ++n) {
         for (int i = 0; i < codes.pitch; ++i) {
-          const int step = format == Format::int8 ? 1 : format == Format::int4 ? 16 : codes.row_steps(n)[i / 32];
+          const int step = format == Format::int8 ? 1 : format == Format::int4 ? 16 : codes.row_steps(n)[i / 64];
           KT_CHECK_EQ(decoded[static_cast<size_t>(n) * codes.pitch + i],
                       codes.scales[n] * static_cast<float>(step * (i < k ? codes.row(n)[i] : 0)));
         }

@@ -12,7 +12,7 @@ using kt_test::Random;
 
 namespace {
 
-constexpr int kDepths[] = {1, 3, 31, 32, 63, 64, 65, 200, 255, 256, 257, 300, 576, 1100};
+constexpr int kDepths[] = {1, 3, 31, 32, 63, 64, 65, 200, 255, 256, 257, 300, 576, 768, 1100};
 
 // Formats that are made from bf16 weights; grouped_test.cc has the others.
 constexpr int kQuantised = static_cast<int>(Format::fp8);
@@ -73,14 +73,14 @@ KT_TEST(names_round_trip) {
   KT_CHECK(!kt::format_by_name(""));
 }
 
-// Bits per weight, and the headers: 16 row scales; for int4g 16 words of group scales per 256 k.
+// Bits per weight, and the headers: 16 row scales; for int4g 16 words of group steps per 512 k.
 KT_TEST(panel_sizes) {
   for (int k : kDepths) {
     const size_t padded = (k + 63) / 64 * 64;
     KT_CHECK_EQ(kt::panel_bytes(Format::bf16, k), 16 * padded * 2);
     KT_CHECK_EQ(kt::panel_bytes(Format::int8, k), 64 + 16 * padded);
     KT_CHECK_EQ(kt::panel_bytes(Format::int4, k), 64 + 16 * padded / 2);
-    KT_CHECK_EQ(kt::panel_bytes(Format::int4g, k), 64 + (padded + 255) / 256 * 64 + 16 * padded / 2);
+    KT_CHECK_EQ(kt::panel_bytes(Format::int4g, k), 64 + (padded + 511) / 512 * 64 + 16 * padded / 2);
     for (int f = 0; f < kQuantised; ++f) KT_CHECK_EQ(kt::panel_bytes(static_cast<Format>(f), k) % 64, size_t{0});
   }
 }
@@ -229,10 +229,11 @@ KT_TEST(int4g_errs_less_than_int4) {
 
 // Groups of very different size keep their own precision, down to 1/16 of the row's largest.
 KT_TEST(int4g_follows_the_groups) {
-  std::vector<float> row(256);
-  for (int i = 0; i < 256; ++i) row[i] = (i % 2 ? 1.0f : -1.0f) * std::ldexp(1.0f, -(i / 32 % 4));
+  constexpr int kDepth = 768;  // a block and a half
+  std::vector<float> row(kDepth);
+  for (int i = 0; i < kDepth; ++i) row[i] = (i % 2 ? 1.0f : -1.0f) * std::ldexp(1.0f, -(i / 64 % 4));
   const std::vector<float> decoded = round_trip(Format::int4g, row);
-  for (int i = 0; i < 256; ++i) KT_CHECK(std::fabs(row[i] - decoded[i]) <= 0.08f * std::fabs(row[i]));
+  for (int i = 0; i < kDepth; ++i) KT_CHECK(std::fabs(row[i] - decoded[i]) <= 0.08f * std::fabs(row[i]));
 }
 
 KT_TEST(a_single_value_survives) {

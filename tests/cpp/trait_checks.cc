@@ -58,6 +58,7 @@ constexpr TraitCheck kVectorChecks[] = {
     KT_SHIFT(shift_left_32, 23),
     KT_SHIFT(shift_right_32, 4),
     KT_SHIFT(shift_right_32, 31),
+    KT_SHIFT(shift_right_s32, 4),
     KT_SHIFT(shift_right_16, 4),
     KT_SHIFT(shift_right_16, 8),
     KT_SHIFT(shift_left_32, 20),

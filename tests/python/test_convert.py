@@ -54,7 +54,7 @@ def test_what_the_folder_says_about_itself(tmp_path):
     run(source, tmp_path / "out", "int4g")
     said = manifest(tmp_path / "out")
     assert (said["method"], said["format"], said["scales"]) == ("INT4G", "int4g", "searched")
-    assert (said["layout_version"], said["input_type"], said["complete"]) == ("1", "bf16", True)
+    assert (said["layout_version"], said["input_type"], said["complete"]) == ("2", "bf16", True)
     assert said["source"] == str(source)
     assert set(said["source_files"]) == {f"model-{layer}.safetensors" for layer in LAYERS}
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())

@@ -115,6 +115,16 @@ def test_resume_layer_leaves_those_below_alone(tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_layers_of_another_layout_are_not_mixed_in(tmp_path):
+    """As of int4g with a step for every 32 weights."""
+    source, out = write_model(tmp_path / "model"), tmp_path / "out"
+    run(source, out, "int4g")
+    said = (out / "kt-conversion.json").read_text()
+    (out / "kt-conversion.json").write_text(said.replace('"layout_version": "2"', '"layout_version": "1"'))
+    with pytest.raises(ConvertError, match=r'another layout_version \("1", now "2"\); choose another folder'):
+        run(source, out, "int4g")
+
+
 def test_another_method_or_source_is_not_mixed_in(tmp_path):
     source = write_model(tmp_path / "model")
     out = tmp_path / "out"

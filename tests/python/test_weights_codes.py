@@ -25,7 +25,7 @@ def meaning(weight_format: str, coded: tuple, depth: int) -> np.ndarray:
     codes = unpack(coded[0], depth)
     steps = {"int8": 1, "int4": 16}.get(weight_format)
     if steps is None:
-        steps = coded[2].astype(np.int32).repeat(32, axis=1)[:, :depth]
+        steps = coded[2].astype(np.int32).repeat(64, axis=1)[:, :depth]
     return coded[1][:, None] * (steps * codes).astype(np.float32)
 
 
@@ -37,7 +37,7 @@ def random_codes(weight_format: str, rows: int, depth: int, rng) -> tuple:
     coded = rng.integers(0, 256, (rows, (depth + 1) // 2), np.uint8), scales
     if weight_format == "int4":
         return coded
-    return *coded, rng.integers(1, 17, (rows, -(-depth // 32)), np.uint8)
+    return *coded, rng.integers(1, 17, (rows, -(-depth // 64)), np.uint8)
 
 
 @pytest.mark.parametrize("threads", NODES)
@@ -88,8 +88,8 @@ def test_quantise_follows_its_formula(weight_format, shape, threads):
     elif weight_format == "int4":
         assert np.array_equal(codes, np.sign(rounded) * ((np.abs(rounded) + 8) >> 4))
     else:
-        assert coded[2].shape == (shape[0], -(-shape[1] // 32))
-        steps = coded[2].repeat(32, axis=1)[:, : shape[1]]
+        assert coded[2].shape == (shape[0], -(-shape[1] // 64))
+        steps = coded[2].repeat(64, axis=1)[:, : shape[1]]
         assert steps.min() >= 1
         assert steps.max() <= 16
         error = np.abs(meaning(weight_format, coded, shape[1]) - values)
@@ -212,7 +212,7 @@ def test_a_step_out_of_range_is_found_before_anything_is_packed(step):
     layer.load_codes(0, *good)
     before = decoded(layer)
     bad = parts("int4g")
-    bad[2][0][2][63, 1] = step
+    bad[2][0][2][63, 0] = step
     with pytest.raises(ValueError, match=rf"a step of down is {step}; steps are 1\.\.16"):
         layer.load_codes(0, bad[1], bad[0], bad[2])
     assert same(decoded(layer), before)

@@ -52,11 +52,11 @@ def test_saved_on_any_number_of_nodes_and_loaded_on_any(weight_format, threads, 
 def test_a_file_says_what_it_is(tmp_path):
     _, path = save(tmp_path, "int4g")
     header = read_header(path)
-    assert header.metadata == {"format": "int4g", "layout_version": "1"}
+    assert header.metadata == {"format": "int4g", "layout_version": "2"}
     name = "blk.2.ffn_{}_exps.{}.{}".format
     assert header.tensors[name("gate", 0, "weight")][:2] == ("U8", (261, 50))
     assert header.tensors[name("down", 2, "weight")][:2] == ("U8", (99, 131))
-    assert header.tensors[name("down", 2, "steps")][:2] == ("U8", (99, 9))
+    assert header.tensors[name("down", 2, "steps")][:2] == ("U8", (99, 5))
     assert header.tensors[name("up", 1, "scale")][:2] == ("F32", (261,))
     assert len(header.tensors) == 27
 
@@ -103,12 +103,19 @@ def test_another_model_or_version_is_noticed(tmp_path):
         load_layer(other, "AMXINT8", tmp_path, 2)
     data = path.read_bytes()
     path.write_bytes(data.replace(b'"layout_version":"1"', b'"layout_version":"7"'))
-    with pytest.raises(ValueError, match=r"has layout version '7', this kt-kernel reads '1'"):
+    with pytest.raises(ValueError, match=r"has layout version '7' of int8, this kt-kernel reads '1'"):
         load_layer(make_layer(SHAPE, "int8"), "AMXINT8", tmp_path, 2)
     name = "blk.2.ffn_gate_exps.0.weight"
     write_safetensors(path, {name: np.zeros((261, 99), np.int8)})
     with pytest.raises(ValueError, match="another program wrote it; convert the original"):
         load_layer(make_layer(SHAPE, "int8"), "AMXINT8", tmp_path, 2)
+
+
+def test_int4g_with_a_step_for_every_32_weights_is_refused(tmp_path):
+    _, path = save(tmp_path, "int4g")
+    path.write_bytes(path.read_bytes().replace(b'"layout_version":"2"', b'"layout_version":"1"'))
+    with pytest.raises(ValueError, match=r"has layout version '1' of int4g, this .* reads '2': convert the weights"):
+        load_layer(make_layer(SHAPE, "int4g"), "INT4G", tmp_path, 2)
 
 
 def interrupt_at(position: int):

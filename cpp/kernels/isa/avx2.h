@@ -49,6 +49,11 @@ struct Avx2 {
   static Int shift_right_32(Int a) {
     return _mm256_srli_epi32(a, S);
   }
+  // Copies of the sign come in from the left.
+  template <int S>
+  static Int shift_right_s32(Int a) {
+    return _mm256_srai_epi32(a, S);
+  }
   template <int S>
   static Int shift_right_16(Int a) {
     return _mm256_srli_epi16(a, S);
@@ -57,7 +62,6 @@ struct Avx2 {
   static Int shift_left_16(Int a) {
     return _mm256_slli_epi16(a, S);
   }
-  // Copies of the sign come in from the left.
   template <int S>
   static Int shift_right_s16(Int a) {
     return _mm256_srai_epi16(a, S);

@@ -44,6 +44,11 @@ struct Avx512 {
   static Int shift_right_32(Int a) {
     return _mm512_srli_epi32(a, S);
   }
+  // Copies of the sign come in from the left.
+  template <int S>
+  static Int shift_right_s32(Int a) {
+    return _mm512_srai_epi32(a, S);
+  }
   template <int S>
   static Int shift_right_16(Int a) {
     return _mm512_srli_epi16(a, S);
@@ -52,7 +57,6 @@ struct Avx512 {
   static Int shift_left_16(Int a) {
     return _mm512_slli_epi16(a, S);
   }
-  // Copies of the sign come in from the left.
   template <int S>
   static Int shift_right_s16(Int a) {
     return _mm512_srai_epi16(a, S);

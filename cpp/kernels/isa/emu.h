@@ -113,6 +113,10 @@ struct EmuVec {
     return map<uint32_t>(a, a, [](uint32_t x, uint32_t) { return x >> S; });
   }
   template <int S>
+  static Int shift_right_s32(Int a) {
+    return map<int32_t>(a, a, [](int32_t x, int32_t) { return x >> S; });
+  }
+  template <int S>
   static Int shift_right_16(Int a) {
     return map<uint16_t>(a, a, [](int x, int) { return x >> S; });
   }

@@ -161,9 +161,9 @@ def identity_of(weight_format: str, method: str, search: bool, source: Source, f
     """What must be the same for a layer that was converted before to be kept."""
     config = source.folder / "config.json"
     return {
-        "layout_version": canonical.VERSION,
         "method": method,
         "format": weight_format,
+        "layout_version": canonical.VERSIONS[weight_format],
         "scales": "searched" if search else "largest",
         "input_type": source.input_type,
         "source": str(source.path.resolve()),

@@ -3,7 +3,7 @@
 layer-{L:05d}.safetensors holds, per expert e and projection p, blk.{L}.ffn_{p}_exps.{e}.* with
   .weight  int8: I8 [N, K]; int4 and int4g: U8 [N, ceil(K / 2)], even k in the low nibble, code + 8
   .scale   F32 [N]
-  .steps   int4g only: U8 [N, ceil(K / 32)]
+  .steps   int4g only: U8 [N, ceil(K / 64)]
   .bias    F32 [N], of experts that have biases
 Experts are in logical order. All floats come first, so that they are aligned; then expert by expert the rest.
 """
@@ -18,7 +18,9 @@ from kt_kernel.methods import wrong_method
 from kt_kernel.weights.experts import PROJECTIONS, Sizes, count_consecutive
 from kt_kernel.weights.tensor_files import TensorFiles
 
-VERSION = "1"
+# Of the tensors of each format. Version 1 of int4g had a step for every 32 k.
+VERSIONS = {"int8": "1", "int4": "1", "int4g": "2"}
+_STEP_GROUP = 64  # Int4g::kGroup
 
 Coded = tuple[np.ndarray, ...]  # codes, scales and, for int4g, steps of one projection
 
@@ -32,7 +34,7 @@ def tensor_name(layer_idx: int, projection: str, expert: int, kind: str) -> str:
 
 
 def metadata(weight_format: str) -> dict[str, str]:
-    return {"format": weight_format, "layout_version": VERSION}
+    return {"format": weight_format, "layout_version": VERSIONS[weight_format]}
 
 
 class Tensor(NamedTuple):
@@ -48,7 +50,7 @@ def tensors_of(weight_format: str, rows: int, depth: int) -> list[Tensor]:
         codes = Tensor("weight", "U8", (rows, -(-depth // 2)))
     tensors = [codes, Tensor("scale", "F32", (rows,))]
     if weight_format == "int4g":
-        tensors.append(Tensor("steps", "U8", (rows, -(-depth // 32))))
+        tensors.append(Tensor("steps", "U8", (rows, -(-depth // _STEP_GROUP))))
     return tensors
 
 
@@ -69,10 +71,11 @@ def stored_format(files: TensorFiles, layer_idx: int) -> str:
             f"{where} does not say what its codes are (its metadata lacks format or layout_version), so "
             "another program wrote it; convert the original weights"
         )
-    if said["layout_version"] != VERSION:
+    version = VERSIONS.get(said["format"])
+    if version is not None and said["layout_version"] != version:
         raise ValueError(
-            f"{where} has layout version {said['layout_version']!r}, this kt-kernel reads {VERSION!r}: "
-            "convert the weights again, or use the kt-kernel that wrote them"
+            f"{where} has layout version {said['layout_version']!r} of {said['format']}, this kt-kernel reads "
+            f"{version!r}: convert the weights again, or use the kt-kernel that wrote them"
         )
     return said["format"]
 

@@ -31,7 +31,7 @@ from kt_kernel.weights.tensor_files import MAX_HEADER, TensorFiles
 from kt_kernel.weights.whole_file import WholeFile
 
 # To be raised when the packed bytes of a format, or the body of the file, change.
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 
 _MAGIC = b"\x89KTPACK\n"  # no text file begins so, and a transfer as text would show
 _PREAMBLE = 32
