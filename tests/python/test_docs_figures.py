@@ -115,3 +115,11 @@ def test_shares_are_those_that_were_measured(shape, weight_format, read, peaks):
 
 def test_the_table_of_shares_is_found():
     assert len(shares()) >= 14
+
+
+def test_the_speed_of_int4g_beside_int4():
+    names = ("zen4-2core-avx2", "zen4-2core-avx512_bf16")
+    rows = [row for name in names for row in results(name)["figures"] if row.get("peer") == "our int4"]
+    found = [row["speedup"] for row in rows]
+    said = f"reaches {min(found):.2f} to {max(found):.2f}x of its speed"
+    assert said in (ROOT / "docs/convert.md").read_text()
