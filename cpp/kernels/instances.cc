@@ -17,9 +17,10 @@
 namespace kt {
 namespace {
 
-// A CPU with tiles has vdpbf16ps too, at a third of the rate of its FMAs (Emerald Rapids, 16 threads: 0.6 to 0.9 TFLOPS
-// against 2.2): FMAs on widened weights are faster for the few rows that tiles leave (qwen3-30b, 1, 8 and 16 tokens:
-// bf16 709, 4965, 7651 -> 612, 4457, 6705 us; fp8 308, 2084, 3348 -> 266, 1886, 2992).
+// A CPU with tiles has vdpbf16ps too, at a half to a quarter of the rate of its FMAs (Emerald Rapids, 16 threads: 0.6
+// to 1.1 TFLOPS against 1.4 to 2.2). Few rows that tiles leave, two builds in turns, 1, 8 and 16 tokens of qwen3-30b:
+// bf16 700, 4689, 7938 -> 728, 4583, 7461 us, fp8 332, 2425, 4010 -> 326, 2283, 3644; dsv3, 16 tokens, fp8 21.1 -> 17.5
+// ms.
 #if defined(KT_ISA_AVX512_BF16) || defined(KT_ISA_EMU_AVX512_BF16)
 using FloatCore = Bf16Core<V>;
 #define KT_HAS_BF16 1

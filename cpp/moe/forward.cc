@@ -13,9 +13,9 @@ namespace {
 // Rows per expert from which on a product is bound by arithmetic.
 constexpr int kManyRows = 16;
 // Few rows: so many tasks of gate and up for each worker, so that a core that is slower than others, or taken away for
-// a while, leaves little to wait for, but none of fewer bytes. On a shared host, 14 threads, 8 tokens of qwen3-30b,
-// against kTasksPerWorker: bf16 4965 -> 4811 us, int8 1641 -> 1558, int4 807 -> 741; one token of int4 is fastest with
-// tasks of 96 KB (100 us; 32 KB 107).
+// a while, leaves little to wait for, but none of fewer bytes. Both in one process, on a shared host, 14 threads, 8
+// tokens of qwen3-30b: bf16 4965 -> 4811 us, int8 1641 -> 1558, int4 807 -> 741; as two builds in turns it was lost in
+// the noise of 4 %. One token of int4 was fastest with tasks of 96 KB (100 us; 32 KB 107).
 constexpr int kFewRowsTasksPerWorker = 32;
 constexpr size_t kLeastTaskBytes = 96 * 1024;
 // What reading its activations costs a task of the down projection, in panels of output.
