@@ -17,7 +17,7 @@
 namespace kt {
 namespace {
 
-// A CPU with tiles has vdpbf16ps too, at a half to a quarter of the rate of its FMAs (Emerald Rapids, 16 threads: 0.6
+// A CPU with tiles has vdpbf16ps too, slower than its FMAs (Emerald Rapids, 16 threads: 0.6
 // to 1.1 TFLOPS against 1.4 to 2.2). Few rows that tiles leave, two builds in turns, 1, 8 and 16 tokens of qwen3-30b:
 // bf16 700, 4689, 7938 -> 728, 4583, 7461 us, fp8 332, 2425, 4010 -> 326, 2283, 3644; dsv3, 16 tokens, fp8 21.1 -> 17.5
 // ms.
