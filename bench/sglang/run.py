@@ -191,7 +191,8 @@ class Run:
         }
         for figure in figures.values():
             for number in range(figure.rounds + figure.warm_up):
-                if number >= figure.warm_up and any(row.model == LARGE for row in measured):
+                waits_for_memory = any(row.model == LARGE and figure in row.figures for row in measured)
+                if waits_for_memory and number >= figure.warm_up and self._left() > 0:
                     self._read_bandwidth(figure)
                 for row in measured:
                     if figure in row.figures and self._left() > 0:
@@ -218,11 +219,11 @@ class Run:
         """What memory gives in this round, while all engines are frozen: decoding a large model waits for it."""
         where = self._places.get(STOCK, Place())
         command = [where.python, str(HERE / "bandwidth.py"), str(table.THREADS[LARGE])]
-        ran = subprocess.run(
-            command, env=where.environment(), capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
-        )
-        if ran.returncode:
-            self._note(f"read bandwidth: {(ran.stderr.strip().splitlines() or ['no output'])[-1]}")
+        options = {"env": where.environment(), "capture_output": True, "text": True, "timeout": _ASK_SECONDS}
+        try:
+            ran = subprocess.run(command, check=True, **options)
+        except (OSError, subprocess.SubprocessError) as error:  # figures are worth having without it
+            self._note(f"read bandwidth before {figure.name}: {error}")
             return
         self._read.setdefault(figure.name, []).append(float(ran.stdout))
 

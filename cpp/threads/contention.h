@@ -9,9 +9,8 @@ namespace kt {
 // core to another guest for a while. In the first case this thread should sleep: spinning costs both, because the
 // scheduler counts it as use of the core, so an event finds the spinner without a claim and waits for the other's slice
 // to end, while a sleeper is let in when it is woken. In the second it must not: a guest's core that sleeps is given
-// away for good, and comes back milliseconds after it is needed, at every barrier of a call.
-// The likely reason, not seen in the act, why calls of 0.2 ms took 15 to 22 ms on a busy host when a long yield and a
-// switch were enough to sleep.
+// away for good, and comes back milliseconds after it is needed, at every barrier of a call: the likely reason, not
+// seen in the act, why calls of 0.2 ms took 15 to 22 ms on a busy host when a long yield and a switch were enough.
 //
 // What tells them apart is the time this thread was ready while others of this system ran. A thread that wants the core
 // for itself takes nearly all of what a spinner yields; threads of the kernel run for microseconds, even if a

@@ -1,5 +1,6 @@
 """The harness of bench/sglang, as far as it needs no engine: what it calls right, and its processes."""
 
+import argparse
 import json
 import math
 import os
@@ -141,6 +142,19 @@ class TestRows:
 def test_bandwidth_is_a_number():
     ran = subprocess.run([sys.executable, HARNESS / "bandwidth.py", "1"], capture_output=True, text=True, check=True)
     assert 0.5 < float(ran.stdout) < 5000
+
+
+def test_figures_go_on_where_the_bandwidth_cannot_be_read(tmp_path, capsys):
+    import rows
+    import run
+    from engines import Place
+
+    given = argparse.Namespace(seconds=60, work=tmp_path, logs=tmp_path, out=tmp_path / "out.json")
+    run.Run(given, {"stock": Place("/nowhere/python")})._read_bandwidth(rows.PREFILL)
+    written = json.loads(given.out.read_text())
+    assert written["read_gbps"] == {}
+    assert "read bandwidth before prefill tokens 2048" in written["notes"][0]
+    assert "/nowhere/python" in written["notes"][0]
 
 
 class TestProcesses:
