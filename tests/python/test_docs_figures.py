@@ -123,3 +123,17 @@ def test_the_speed_of_int4g_beside_int4():
     found = [row["speedup"] for row in rows]
     said = f"reaches {min(found):.2f} to {max(found):.2f}x of its speed"
     assert said in (ROOT / "docs/convert.md").read_text()
+
+
+def test_int4g_costs_at_most_half_of_what_int4_does():
+    """On the demo model, with either kind of scales; docs/quality.md has the same perplexities."""
+    found: dict[str, dict[str, dict]] = {}
+    for row in results("zen4-2core-avx512_bf16")["figures"]:
+        if row["part"] == "quality":
+            found.setdefault(row["weights"], {})[row["method"]] = row
+    page = (ROOT / "docs/quality.md").read_text()
+    assert len(found) == 2
+    for methods in found.values():
+        assert methods["INT4G"]["change"] <= methods["AMXINT4"]["change"] / 2
+        for row in methods.values():
+            assert f"| {row['perplexity']:.3f} |" in page
