@@ -167,7 +167,7 @@ void Linear::multiply_panels(const Worker& worker, const LinearArgs& args, const
   g.acts = act() == ActKind::bf16 ? bf16_acts(args.input + group * args.input_step, args.input_pitch)
                                   : quantised(worker.node, args.count).acts();
   g.c = reinterpret_cast<float*>(thread.c.data());
-  g.c_pitch = static_cast<size_t>(count) * kPanelRows;
+  g.lay_out_rows();
   g.scratch = thread.scratch.data();
   g.format = config_.format;
   const int most = args.count > kSteadyRows ? isa_->max_rows : isa_->steady_rows;

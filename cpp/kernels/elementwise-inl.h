@@ -232,9 +232,13 @@ void swiglu(const GateUp& c, int m, int pairs, Activation activation, uint16_t* 
 }
 
 template <class V>
-void accumulate(float* acc, const float* c, float weight, int n) {
+void accumulate(float* acc, const float* c, size_t c_step, float weight, int n) {
   const auto w = V::set1_f32(weight);
-  for (int j = 0; j < n; j += V::kLanes) V::store_f32(acc + j, V::fma(V::load_f32(c + j), w, V::load_f32(acc + j)));
+  for (int first = 0; first < n; first += kPairColumns, c += c_step, acc += kPairColumns) {
+    const int count = n - first < kPairColumns ? n - first : kPairColumns;
+    for (int j = 0; j < count; j += V::kLanes)
+      V::store_f32(acc + j, V::fma(V::load_f32(c + j), w, V::load_f32(acc + j)));
+  }
 }
 
 template <class V>

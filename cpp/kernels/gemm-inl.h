@@ -72,10 +72,17 @@ struct TileArgs {
   const float* scales[2];  // row scales of the panels; unused by float formats
   int kc;
   float* c;
-  size_t c_pitch;
+  size_t c_pitch, c_step;
   bool first;  // c is written, not added to
   int group;
 };
+
+// The v-th vector of row r, counted over the panels of a tile, of which the first is even if there are several.
+template <class V>
+KT_INLINE float* c_vector(const TileArgs& t, int r, int v) {
+  constexpr int kVectors = kPairColumns / V::kLanes;
+  return t.c + v / kVectors * t.c_step + r * t.c_pitch + static_cast<size_t>(v % kVectors) * V::kLanes;
+}
 
 // Of a format that is told at run time; defined by the row of instruction sets.
 Expandable expandable(Format format);
@@ -169,7 +176,6 @@ struct PanelSpan {
 template <class Core, class Source>
 KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_end, int i0, int rows, int k0, int kc,
                            Chunk<Core> chunk) {
-  const size_t c_pitch = g.c_pitch;
   for (int step; p < p_end; p += step) {
     const int left = p_end - p;
     step = left >= Core::kPanels ? Core::kPanels : Core::kPanels > 2 && left >= 2 ? 2 : 1;
@@ -178,8 +184,9 @@ KT_INLINE void tile_panels(const GemmArgs& g, const PanelSpan& w, int p, int p_e
     t.panel_stride = w.stride;
     for (int j = 0; j < 2; ++j) t.scales[j] = reinterpret_cast<const float*>(w.headers + (p + j) * w.header_stride);
     t.kc = kc;
-    t.c = g.c + i0 * c_pitch + static_cast<size_t>(p) * kPanelRows;
-    t.c_pitch = c_pitch;
+    t.c = g.c_at(i0, p);
+    t.c_pitch = g.c_pitch;
+    t.c_step = g.c_step;
     t.first = k0 == 0;
     t.group = g.group;
     if (step == Core::kPanels) {
@@ -283,7 +290,7 @@ void gemm_stream_expanded(const GemmArgs& g) {
   part.group = kExpanded.least_group;
   for (int p = 0; p < g.n_panels; p += Core::kPanels) {
     const int panels = g.n_panels - p < Core::kPanels ? g.n_panels - p : Core::kPanels;
-    part.c = g.c + static_cast<size_t>(p) * kPanelRows;
+    part.c = g.c_at(0, p);
     for (int k0 = 0; k0 < depth; k0 += Core::kChunk) {
       const int kc = depth - k0 < Core::kChunk ? depth - k0 : Core::kChunk;
       for (int j = 0; j < panels; ++j) {

@@ -329,11 +329,10 @@ KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, in
   // bf16 keeps its sums in c between steps; a whole slab at once moves c least (k = 7168: 7.4 TFLOPS at 512, 9.6 at
   // 1024).
   const int step = Core::kInt ? g.acts.span : TileScratch<Core>::kDepth;
-  const size_t c_pitch = g.c_pitch;
   TileBlock t{};
   t.a_pitch = rows.pitch;
   t.a_step = rows.step;
-  t.c_pitch = c_pitch;
+  t.c_pitch = g.c_pitch;
   t.group_pitch = rows.group_pitch;
   for (int j = 0; j < 2; ++j)
     t.row_scales[j] = reinterpret_cast<const float*>(g.panels + (p + (panels == 2 ? j : 0)) * panel_stride);
@@ -358,7 +357,7 @@ KT_INLINE void tile_panels_slab(Core& core, const GemmArgs& g, TileRows rows, in
       } else {
         place(0, k + step < kc ? k + step : 0);
       }
-      t.c = g.c + i0 * c_pitch + static_cast<size_t>(p) * kPanelRows;
+      t.c = g.c_at(i0, p);
       t.rows = g.m - i0 < kBlockRows ? g.m - i0 : kBlockRows;
       if constexpr (Core::kInt) {
         t.scales = rows.scales + i0 * rows.group_pitch + k / kActGroup;

@@ -170,7 +170,7 @@ struct BytesCore : BytesBase<V, Sums::kElementBytes> {
         const F32 scale = V::set1_f32(reinterpret_cast<const float*>(chunk.inits(r) + kGroups)[span]);
         KT_UNROLL
         for (int v = 0; v < N; ++v) {
-          float* c = t.c + r * t.c_pitch + (v0 + v) * V::kLanes;
+          float* c = c_vector<V>(t, r, v0 + v);
           const F32 old = t.first && span == 0 ? V::zero_f32() : V::load_f32(c);
           V::store_f32(c, V::fma(part[r][v], scale, old));
         }
@@ -412,7 +412,7 @@ struct KCore : BytesBase<V, 1> {
       const F32 scale = V::set1_f32(reinterpret_cast<const float*>(chunk.inits(r) + kPairs)[k / kActGroup]);
       KT_UNROLL
       for (int v = 0; v < N; ++v) {
-        float* c = t.c + r * t.c_pitch + v * V::kLanes;
+        float* c = c_vector<V>(t, r, v);
         V::store_f32(c, V::fma(part[v], scale, t.first && k == 0 ? V::zero_f32() : V::load_f32(c)));
       }
     }

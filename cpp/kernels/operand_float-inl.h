@@ -20,7 +20,7 @@ KT_INLINE void start_tile(const TileArgs& t, typename V::F32 (&acc)[R][N]) {
   KT_UNROLL
   for (int r = 0; r < R; ++r) {
     KT_UNROLL
-    for (int v = 0; v < N; ++v) acc[r][v] = t.first ? V::zero_f32() : V::load_f32(t.c + r * t.c_pitch + v * V::kLanes);
+    for (int v = 0; v < N; ++v) acc[r][v] = t.first ? V::zero_f32() : V::load_f32(c_vector<V>(t, r, v));
   }
 }
 
@@ -29,7 +29,7 @@ KT_INLINE void store_tile(const TileArgs& t, const typename V::F32 (&acc)[R][N])
   KT_UNROLL
   for (int r = 0; r < R; ++r) {
     KT_UNROLL
-    for (int v = 0; v < N; ++v) V::store_f32(t.c + r * t.c_pitch + v * V::kLanes, acc[r][v]);
+    for (int v = 0; v < N; ++v) V::store_f32(c_vector<V>(t, r, v), acc[r][v]);
   }
 }
 
@@ -125,7 +125,7 @@ struct F32Core {
     for (int p = 0; p < P; p += kAtOnce) {
       columns<Source, R, kAtOnce>(part, chunk);
       part.lines += kAtOnce * t.panel_stride;
-      part.c += kAtOnce * kPanelRows;
+      part.c = c_vector<V>(t, 0, (p + kAtOnce) * kPanelRows / V::kLanes);
     }
   }
 

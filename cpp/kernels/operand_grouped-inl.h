@@ -41,7 +41,7 @@ struct GroupedCore {
     for (int v = 0; v < N; ++v) {
       KT_UNROLL
       for (int r = 0; r < R; ++r) {
-        float* c = t.c + r * t.c_pitch + (v0 + v) * V::kLanes;
+        float* c = c_vector<V>(t, r, v0 + v);
         const auto s = scale(r, v);
         V::store_f32(c, first ? V::mul(part[r][v], s) : V::fma(part[r][v], s, V::load_f32(c)));
       }

@@ -34,7 +34,7 @@ KT_INLINE void flush_group(const TileArgs& t, const typename V::Int (&acc)[R][N]
     const auto d = V::load_f32(t.scales[v / kVectors] + v % kVectors * V::kLanes);
     KT_UNROLL
     for (int r = 0; r < R; ++r) {
-      float* c = t.c + r * t.c_pitch + v * V::kLanes;
+      float* c = c_vector<V>(t, r, v);
       const auto old = first ? V::zero_f32() : V::load_f32(c);
       V::store_f32(c, V::fma(V::to_f32(acc[r][v]), V::mul(V::set1_f32(scale_of_row(r)), d), old));
     }

@@ -20,6 +20,12 @@ constexpr int kFewRowsTasksPerWorker = 32;
 constexpr size_t kLeastTaskBytes = 96 * 1024;
 // What reading its activations costs a task of the down projection, in panels of output.
 constexpr int kReadPanels = 2;
+// Experts of long prompts are halves, each with sums of its own that are added at last: tasks of half the time. Workers
+// of a shared host differ in speed by a half from one millisecond to the next, and waited for the last one for a fifth
+// (dsv3) to a third (qwen3-30b) of the down projection; so a tenth and a fifth (16 threads: int8 8.6 -> 9.9 and 4.9 ->
+// 5.9 TOPS; quarters 9.2 and 5.8, halves of the tokens 9.1 and 5.1, columns by the speed seen in gate and up 6.7 and
+// 5.4). Any more than two would have to be added in their order.
+constexpr int kHalves = 2;
 // Columns of one task of the reduction.
 constexpr int kReducePiece = kMaxSpan;
 
@@ -120,26 +126,27 @@ struct ForwardPass {
     }
   }
 
-  // Of one format, gate and up are one product over pairs of panels; of two, two, side by side in the rows of c.
+  // Of one format, gate and up are one product over pairs of panels; of two, two, one behind the other in c.
   // Without gates there is the product of up alone.
   GateUp gate_up_products(const Layer::Shard& s, int expert, int first, int count, const float* bias, GemmArgs g,
                           Workspace::Thread& thread) const {
-    const size_t width = static_cast<size_t>(count) * kPanelRows;
     float* c = reinterpret_cast<float*>(thread.c.data());
     const bool paired = layer.paired(), gated = layer.gated();
-    g.c_pitch = gated ? 2 * width : width;
+    g.n_panels = paired && gated ? 2 * count : count;
+    g.lay_out_rows();
+    if (paired && gated && g.m >= kManyRows) g.lay_out_pairs();
+    const size_t room = static_cast<size_t>(round_up(g.m, kRowUnit)) * g.c_pitch;
     for (const Matrix matrix : {kGate, kUp}) {
       if (matrix == kGate && !gated) continue;
       g.panels = layer.panel(s, expert, matrix, first);
-      g.n_panels = paired && gated ? 2 * count : count;
       g.group = layer.panel_groups_[matrix];
       g.format = layer.config_.formats[matrix];
-      g.c = c + (matrix == kUp && gated ? width : 0);
+      g.c = c + (matrix == kUp && gated ? room : 0);
       layer.kernels(matrix).gemm(g);
       if (!gated) return {nullptr, c, g.c_pitch, kPanelRows, nullptr};
-      if (paired) return {c, c + kPanelRows, g.c_pitch, 2 * kPanelRows, bias};
+      if (paired) return {c, c + kPanelRows, g.c_pitch, g.c_step, bias};
     }
-    return {c, c + width, g.c_pitch, kPanelRows, bias};
+    return {c, c + room, g.c_pitch, kPanelRows, bias};
   }
 
   // The rows of a call in the order of an expert's columns, if it has one.
@@ -161,33 +168,54 @@ struct ForwardPass {
     for (int i = 0; i < m; ++i) std::memset(rows + i * pitch + from, 0, 2 * static_cast<size_t>(to - from));
   }
 
-  // Tasks: blocks of output columns. A task goes over all experts, so it alone writes its columns: no atomics, no
-  // slots, the same order of additions in every run.
+  // Tasks: blocks of output columns, of all experts or of half of them. Sums of two halves are the same in either
+  // order, so the worker that is done with its half first leaves its sums to the other: no atomics on them, the same
+  // additions in every run.
   void down(const Worker& worker) {
     const Layer::Shard& s = shard(worker);
-    const int panels = panel_count(hidden);
-    const int block = down_block(panels, worker.node_threads);
-    for (int task; (task = down_tasks[worker.node].take()) < div_up(panels, block);) {
-      down_columns(worker, s, task * block, std::min(block, panels - task * block));
+    const int panels = panel_count(hidden), blocks = down_blocks(panels, worker.node_threads);
+    const int middle = down_parts() == 1 ? plan.active() : half_of_experts();
+    for (int task; (task = down_tasks[worker.node].take()) < blocks * down_parts();) {
+      const int block = task % blocks, part = task / blocks;
+      const int first = panels * block / blocks, end = panels * (block + 1) / blocks;
+      const float* sum = down_columns(worker, s, first, end - first, part ? middle : 0, part ? plan.active() : middle);
+      const Columns columns{sum, first * kPanelRows, (end - first) * kPanelRows};
+      if (down_parts() == 1) {
+        store_columns(worker, columns);
+      } else {
+        store_half(worker, columns, workspace.node(worker.node).halves[block]);
+      }
     }
   }
 
+  // Not by the number of threads: sums of halves are rounded otherwise than one sum.
+  int down_parts() const { return many_rows() && plan.active() > 1 ? kHalves : 1; }
   // Few rows: many small tasks, since only the weights' bytes count. Many rows: each task reads all activations, which
-  // costs as much as kReadPanels panels more, so wide ones; but the last round should keep every worker busy.
-  int down_block(int panels, int threads) const {
-    if (!many_rows()) return clamp(panels / (threads * kTasksPerWorker), 1, down_panels_max(isa));
+  // costs as much as kReadPanels panels more, so wide ones; but the last round should keep every worker busy, and half
+  // a task is lost behind it.
+  int down_blocks(int panels, int threads) const {
+    const int widest = down_panels_max(isa);
+    if (!many_rows()) return div_up(panels, clamp(panels / (threads * kTasksPerWorker), 1, widest));
     int best = 1, least = INT_MAX;
-    for (int block = 1; block <= down_panels_max(isa); block += block == 1 ? 1 : 2) {  // tiles take two panels at once
-      const int time = div_up(div_up(panels, block), threads) * (block + kReadPanels);
-      if (time <= least) {
+    for (int blocks = div_up(panels, widest); blocks <= std::min(panels, Workspace::kMaxHalves); ++blocks) {
+      const int half_rounds = 2 * div_up(blocks * down_parts(), threads) + 1;
+      const int time = half_rounds * (div_up(panels, blocks) + kReadPanels);
+      if (time < least) {
         least = time;
-        best = block;
+        best = blocks;
       }
     }
     return best;
   }
+  // The first active expert behind half of the pairs.
+  int half_of_experts() const {
+    int slot = 1;
+    while (slot + 1 < plan.active() && plan.begin(slot + 1) <= plan.pairs() / 2) ++slot;
+    return slot;
+  }
 
-  void down_columns(const Worker& worker, const Layer::Shard& s, int first, int count) {
+  // The weighted sums of the experts [from, to) for all tokens, in the worker's memory.
+  const float* down_columns(const Worker& worker, const Layer::Shard& s, int first, int count, int from, int to) {
     Workspace::Node& node = workspace.node(worker.node);
     Workspace::Thread& thread = workspace.thread(worker.global);
     const int width = count * kPanelRows;
@@ -198,39 +226,70 @@ struct ForwardPass {
     g.k = s.size;
     g.group = layer.panel_groups_[kDown];
     g.format = layer.config_.formats[kDown];
-    g.c_pitch = static_cast<size_t>(width);
     g.acts = quantised ? node.hidden_quantised.acts() : hidden_acts(worker);
     g.c = reinterpret_cast<float*>(thread.c.data());
     g.scratch = thread.scratch.data();
-    for (int slot = 0; slot < plan.active(); ++slot) {
+    for (int slot = from; slot < to; ++slot) {
       g.panels = layer.panel(s, plan.expert(slot), kDown, first);
-      g.next = slot + 1 < plan.active() ? layer.panel(s, plan.expert(slot + 1), kDown, first) : nullptr;
+      g.next = slot + 1 < to ? layer.panel(s, plan.expert(slot + 1), kDown, first) : nullptr;
       const float* bias = s.down_bias(plan.expert(slot));
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.first_row = row;
         g.m = std::min(plan.end(slot) - row, most_rows());
         hidden_rows.use(node, slot, &g);
+        g.lay_out_rows();
+        if (g.m >= kManyRows) g.lay_out_pairs();
         layer.kernels(kDown).gemm(g);
         for (int i = 0; i < g.m; ++i) {
-          float* to = sum + static_cast<size_t>(plan.tokens()[row + i]) * width;
-          isa.accumulate(to, g.c + static_cast<size_t>(i) * width, plan.weights()[row + i], width);
-          if (bias) isa.accumulate(to, bias + static_cast<size_t>(first) * kPanelRows, plan.weights()[row + i], width);
+          float* at = sum + static_cast<size_t>(plan.tokens()[row + i]) * width;
+          const float weight = plan.weights()[row + i];
+          isa.accumulate(at, g.c_at(i, 0), g.c_step, weight, width);
+          if (bias) isa.accumulate(at, bias + static_cast<size_t>(first) * kPanelRows, kPairColumns, weight, width);
         }
       }
     }
-    store_columns(worker, sum, first * kPanelRows, width);
+    return sum;
   }
 
-  void store_columns(const Worker& worker, const float* sum, int column, int width) {
-    const int valid = std::min(width, hidden - column);
-    const bool alone = layer.shards_.size() == 1;
-    const size_t pitch = round_up(hidden, kPanelRows);
-    float* partial = reinterpret_cast<float*>(workspace.node(worker.node).partial.data());
-    for (int t = 0; t < tokens(); ++t, sum += width) {
-      if (alone) {
-        store(&sum, 1, t, column, valid);
+  // Sums of all tokens over some of the output's columns.
+  struct Columns {
+    const float* sum;
+    int first, count;
+
+    const float* of(int token) const { return sum + static_cast<size_t>(token) * count; }
+  };
+  bool alone() const { return layer.shards_.size() == 1; }
+  float* partial(const Worker& worker, int token, int column) const {
+    const size_t at = static_cast<size_t>(token) * round_up(hidden, kPanelRows) + column;
+    return reinterpret_cast<float*>(workspace.node(worker.node).partial.data()) + at;
+  }
+
+  void leave_columns(const Worker& worker, const Columns& columns) const {
+    for (int t = 0; t < tokens(); ++t)
+      std::memcpy(partial(worker, t, columns.first), columns.of(t), static_cast<size_t>(columns.count) * 4);
+  }
+
+  void store_columns(const Worker& worker, const Columns& columns) const {
+    if (!alone()) return leave_columns(worker, columns);
+    for (int t = 0; t < tokens(); ++t) {
+      const float* sum = columns.of(t);
+      store(&sum, 1, t, columns.first, std::min(columns.count, hidden - columns.first));
+    }
+  }
+
+  void store_half(const Worker& worker, const Columns& columns, HalfDone& done) const {
+    if (done.is_first()) {
+      leave_columns(worker, columns);
+      return done.leave();
+    }
+    done.wait_for_first();
+    for (int t = 0; t < tokens(); ++t) {
+      float* other = partial(worker, t, columns.first);
+      const float* parts[] = {columns.of(t), other};
+      if (alone()) {
+        store(parts, 2, t, columns.first, std::min(columns.count, hidden - columns.first));
       } else {
-        std::memcpy(partial + t * pitch + column, sum, static_cast<size_t>(width) * 4);
+        isa.accumulate(other, columns.of(t), kPairColumns, 1.0f, columns.count);
       }
     }
   }

@@ -232,8 +232,7 @@ WorkspaceNeeds Layer::needs() const {
   }
   GatheredRows::add_needs(kernels(kUp), chunk_tokens_, config_.hidden, &n);
   GatheredRows::add_needs(kernels(kDown), max_pairs, widest, &n);
-  if (shards_.size() > 1)
-    n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPanelRows) * 4;
+  n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPanelRows) * 4;
   const int depth = std::max(config_.hidden, widest);
   n.scratch_bytes = isa_->gemm_scratch_bytes(depth, isa_->max_panels);
   n.c_bytes = static_cast<size_t>(round_up(isa_->max_rows, kRowUnit)) * isa_->max_panels * kPanelRows * 4;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "threads/gate.h"
+
 namespace kt {
 namespace {
 
@@ -14,7 +16,16 @@ Status grow(NumaBuffer& buffer, size_t bytes, int numa_id) {
   return Status::ok();
 }
 
+// The first one is copying at most 2 MB; longer only if its core was taken away.
+constexpr SpinPolicy kWaitForCopy{1'000'000, 1000};
+
 }  // namespace
+
+void HalfDone::wait_for_first() {
+  const auto left = [this] { return (state_.load(std::memory_order_acquire) & kLeft) != 0; };
+  while (!spin_until(left, kWaitForCopy)) yield_core();
+  state_.store(0, std::memory_order_relaxed);
+}
 
 Status Workspace::ensure(const WorkspaceNeeds& needs) {
   const std::lock_guard lock(mutex_);

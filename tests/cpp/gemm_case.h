@@ -178,13 +178,15 @@ class GemmCase {
 
   int row(Rows how, int i) const { return how == Rows::list ? list_[i] : kFirstRow + i; }
 
-  // The first m rows of the product. gathered: from rows that were gathered before, where the kernel can.
+  // The first m rows of the product, which the kernel lays out in whole rows (of a list) or in pairs of panels.
+  // gathered: from rows that were gathered before, where the kernel can.
   std::vector<float> run(const Variant& v, Rows how, int m, int first = 0, bool gathered = false) {
     const kt::FormatKernels& kernels = v.table->formats[static_cast<int>(format_.id)];
     now_running("%s %s group=%d m=%d n_panels=%d k=%d rows=%s", v.name, kt::format_name(format_.id), format_.group, m,
                 shape.n_panels, shape.k, rows_name(how));
     const int data_rows = how == Rows::list ? rows : kFirstRow + first + room_for(v, m);
-    Guarded<float> c(static_cast<size_t>(room_for(v, m)) * n);
+    const bool pairs = how == Rows::consecutive;
+    Guarded<float> c(static_cast<size_t>(room_for(v, m)) * (pairs ? kt::round_up(n, kt::kPairColumns) : n));
     Guarded<uint8_t> scratch(v.table->gemm_scratch_bytes(shape.k, shape.n_panels));
     kt::GemmArgs args{};
     args.panels = panels_->data();
@@ -196,7 +198,11 @@ class GemmCase {
     args.m = m;
     args.c = c.data();
     args.scratch = scratch.data();
-    args.c_pitch = static_cast<size_t>(n);
+    args.lay_out_rows();
+    if (pairs) {
+      args.c_pitch = kt::kPairColumns;
+      args.c_step = static_cast<size_t>(room_for(v, m)) * kt::kPairColumns;
+    }
     args.group = format_.group;
     args.format = format_.id;
     args.next = first % 2 ? nullptr : panels_->data();
@@ -213,7 +219,12 @@ class GemmCase {
     if (!c.front_intact() || !scratch.front_intact()) {
       fail(__FILE__, __LINE__, std::string("written in front of a buffer: ") + running);
     }
-    return {c.data(), c.data() + static_cast<size_t>(m) * n};
+    std::vector<float> rows;
+    for (int i = 0; i < m; ++i) {
+      for (int p = 0; p < shape.n_panels; ++p)
+        rows.insert(rows.end(), args.c_at(i, p), args.c_at(i, p) + kt::kPanelRows);
+    }
+    return rows;
   }
 
  private:

@@ -91,7 +91,7 @@ std::vector<float> product(const kt::IsaTable& table, Format format, int group, 
   g.m = m;
   g.c = c.data();
   g.scratch = scratch.data();
-  g.c_pitch = kt::kPanelRows;
+  g.lay_out_rows();
   g.group = group;
   g.format = format;
   table.formats[static_cast<int>(format)].gemm(g);

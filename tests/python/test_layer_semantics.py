@@ -92,6 +92,20 @@ def test_the_number_of_threads_does_not_change_a_bit(variant, weight_format):
             assert all(map(np.array_equal, case.sums(x, ids, weights), first))
 
 
+@pytest.mark.parametrize("weight_format", ["bf16", "int8", "fp8"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_halves_of_the_experts_give_the_same_bits_in_every_run(weight_format, nodes):
+    """Workers meet at the sums of both halves in any order; more of them than cores, so that they do."""
+    shape = Shape(experts=5, top_k=3, hidden=512, intermediate=256 * nodes)
+    x, ids, weights = random_batch(shape, 100)
+    cases = [Case(shape, weight_format, (threads,) * nodes, max_tokens=100) for threads in (1, 2, 4)]
+    first = cases[0].run(x, ids, weights)
+    expected = moe(cases[0].decoded(), from_bf16(x), ids, weights)
+    assert relative_error(from_bf16(first), expected) < 0.03
+    for case in cases * 10:
+        assert np.array_equal(case.run(x, ids, weights), first)
+
+
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_nodes_change_rounding_only(weight_format):
     batch = random_batch(SHAPE, 20)
