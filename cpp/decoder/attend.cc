@@ -135,7 +135,7 @@ void DecodeStep::merge_tasks(const Worker& worker, int block) {
     for (int p = 0; p < parts; ++p) {
       const float weight = std::exp(buffers().most[at(p)] - most);
       sum += weight * buffers().sum[at(p)];
-      isa().accumulate(mixed, buffers().parts + at(p) * a.mixed_dim(), kPairColumns, weight, a.mixed_dim());
+      isa().accumulate(mixed, buffers().parts + at(p) * a.mixed_dim(), weight, a.mixed_dim());
     }
     finish_head(a, row, head, mixed, most, sum);
   }

@@ -177,34 +177,42 @@ KT_INLINE typename V::F32 biased(const float* c, const float* bias, int column) 
   return V::load_f32(c);
 }
 
-template <class V, ActivationKind kKind, bool kLimit, bool kBias>
-void swiglu_rows(const GateUp& c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
-  for (int i = 0; i < m; ++i) {
+// visit(row, pair): products lie pair by pair, results row by row, and a few rows of both stay in L1.
+template <class Visit>
+KT_INLINE void for_each_of_rows(int m, int pairs, Visit visit) {
+  constexpr int kRows = 16;
+  for (int first = 0; first < m; first += kRows) {
+    const int end = first + kRows < m ? first + kRows : m;
     for (int p = 0; p < pairs; ++p) {
-      const size_t at = i * c.pitch + p * c.step;
-      uint16_t* out = h + i * h_pitch + p * kPanelRows;
-      for (int v = 0; v < kPanelRows; v += V::kLanes) {
-        const int column = 2 * kPanelRows * p + v;
-        const auto gate = biased<V, kBias>(c.gate + at + v, c.bias, column);
-        const auto up = biased<V, kBias>(c.up + at + v, c.bias, column + kPanelRows);
-        V::store_bf16(out + v, activate<V, kKind, kLimit>(activation, gate, up));
-      }
+      for (int i = first; i < end; ++i) visit(i, p);
     }
   }
 }
 
+template <class V, ActivationKind kKind, bool kLimit, bool kBias>
+void swiglu_rows(const GateUp& c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch) {
+  for_each_of_rows(m, pairs, [&](int i, int p) KT_INLINE_BODY {
+    const size_t at = i * c.pitch + p * c.step;
+    uint16_t* out = h + i * h_pitch + p * kPanelRows;
+    for (int v = 0; v < kPanelRows; v += V::kLanes) {
+      const int column = kPairColumns * p + v;
+      const auto gate = biased<V, kBias>(c.gate + at + v, c.bias, column);
+      const auto up = biased<V, kBias>(c.up + at + v, c.bias, column + kPanelRows);
+      V::store_bf16(out + v, activate<V, kKind, kLimit>(activation, gate, up));
+    }
+  });
+}
+
 template <class V>
 void relu2_rows(const GateUp& c, int m, int pairs, uint16_t* h, size_t h_pitch) {
-  for (int i = 0; i < m; ++i) {
-    for (int p = 0; p < pairs; ++p) {
-      const float* up = c.up + i * c.pitch + p * c.step;
-      uint16_t* out = h + i * h_pitch + p * kPanelRows;
-      for (int v = 0; v < kPanelRows; v += V::kLanes) {
-        const auto u = V::max(V::zero_f32(), V::load_f32(up + v));
-        V::store_bf16(out + v, V::mul(u, u));
-      }
+  for_each_of_rows(m, pairs, [&](int i, int p) KT_INLINE_BODY {
+    const float* up = c.up + i * c.pitch + p * c.step;
+    uint16_t* out = h + i * h_pitch + p * kPanelRows;
+    for (int v = 0; v < kPanelRows; v += V::kLanes) {
+      const auto u = V::max(V::zero_f32(), V::load_f32(up + v));
+      V::store_bf16(out + v, V::mul(u, u));
     }
-  }
+  });
 }
 
 template <class V, ActivationKind kKind>
@@ -232,13 +240,9 @@ void swiglu(const GateUp& c, int m, int pairs, Activation activation, uint16_t* 
 }
 
 template <class V>
-void accumulate(float* acc, const float* c, size_t c_step, float weight, int n) {
+void accumulate(float* acc, const float* c, float weight, int n) {
   const auto w = V::set1_f32(weight);
-  for (int first = 0; first < n; first += kPairColumns, c += c_step, acc += kPairColumns) {
-    const int count = n - first < kPairColumns ? n - first : kPairColumns;
-    for (int j = 0; j < count; j += V::kLanes)
-      V::store_f32(acc + j, V::fma(V::load_f32(c + j), w, V::load_f32(acc + j)));
-  }
+  for (int j = 0; j < n; j += V::kLanes) V::store_f32(acc + j, V::fma(V::load_f32(c + j), w, V::load_f32(acc + j)));
 }
 
 template <class V>

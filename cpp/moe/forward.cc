@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 
 #include "moe/gathered_rows.h"
@@ -20,14 +21,15 @@ constexpr int kFewRowsTasksPerWorker = 32;
 constexpr size_t kLeastTaskBytes = 96 * 1024;
 // What reading its activations costs a task of the down projection, in panels of output.
 constexpr int kReadPanels = 2;
-// Experts of long prompts are halves, each with sums of its own that are added at last: tasks of half the time. Workers
-// of a shared host differ in speed by a half from one millisecond to the next, and waited for the last one for a fifth
-// (dsv3) to a third (qwen3-30b) of the down projection; so a tenth and a fifth (16 threads: int8 8.6 -> 9.9 and 4.9 ->
-// 5.9 TOPS; quarters 9.2 and 5.8, halves of the tokens 9.1 and 5.1, columns by the speed seen in gate and up 6.7 and
-// 5.4). Any more than two would have to be added in their order.
+// The experts of a long prompt are taken in two halves, with sums of their own that are added at last: tasks of half
+// the time, because workers waited for the last one for an eighth (dsv3) to a third (qwen3-30b) of the down projection
+// where cores differ in speed. It pays if an output is worth more multiplications than its sums cost: layers in turns,
+// 16 threads, dsv3 (16384 for an output) 2 to 6 % faster, qwen3-30b (6144) 0 to 5 % slower. Others tried on their own:
+// sums of quarters, halves of the tokens, columns by the speed that was seen in gate and up: slower.
 constexpr int kHalves = 2;
-// Columns of one task of the reduction.
-constexpr int kReducePiece = kMaxSpan;
+constexpr int64_t kHalvesFrom = 8192;
+// Blocks of columns to try; narrower ones only where even the widest are more.
+constexpr int kMostBlocks = 256;
 
 int clamp(int value, int low, int high) { return value < low ? low : value > high ? high : value; }
 
@@ -43,6 +45,7 @@ struct ForwardPass {
   const bool quantised;
   const int hidden;
   const GatheredRows input_rows, hidden_rows;
+  const int parts, blocks;  // of down
   TaskCounter gate_up_tasks[kMaxNodes], down_tasks[kMaxNodes];
 
   ForwardPass(Layer& l, Workspace& w, const ForwardArgs& a)
@@ -55,7 +58,9 @@ struct ForwardPass {
         quantised(act != ActKind::bf16),
         hidden(l.config_.hidden),
         input_rows(l.kernels(kUp), plan, GatheredRows::Rows::tokens, tokens()),
-        hidden_rows(l.kernels(kDown), plan, GatheredRows::Rows::pairs, plan.pairs()) {
+        hidden_rows(l.kernels(kDown), plan, GatheredRows::Rows::pairs, plan.pairs()),
+        parts(down_parts()),
+        blocks(down_blocks()) {
     for (int i = 0; i < w.pool().node_count(); ++i) {
       if (!quantised) continue;
       const int span = many_rows() ? isa.many_rows_span : kActGroup;
@@ -168,41 +173,72 @@ struct ForwardPass {
     for (int i = 0; i < m; ++i) std::memset(rows + i * pitch + from, 0, 2 * static_cast<size_t>(to - from));
   }
 
-  // Tasks: blocks of output columns, of all experts or of half of them. Sums of two halves are the same in either
-  // order, so the worker that is done with its half first leaves its sums to the other: no atomics on them, the same
-  // additions in every run.
+  // Tasks: blocks of output columns, of all experts or of half of them. Each writes sums of its own; the one that has
+  // the second half waits for the first, which was taken long before, and adds both: the same additions in every run.
   void down(const Worker& worker) {
-    const Layer::Shard& s = shard(worker);
-    const int panels = panel_count(hidden), blocks = down_blocks(panels, worker.node_threads);
-    const int middle = down_parts() == 1 ? plan.active() : half_of_experts();
-    for (int task; (task = down_tasks[worker.node].take()) < blocks * down_parts();) {
-      const int block = task % blocks, part = task / blocks;
-      const int first = panels * block / blocks, end = panels * (block + 1) / blocks;
-      const float* sum = down_columns(worker, s, first, end - first, part ? middle : 0, part ? plan.active() : middle);
-      const Columns columns{sum, first * kPanelRows, (end - first) * kPanelRows};
-      if (down_parts() == 1) {
-        store_columns(worker, columns);
-      } else {
-        store_half(worker, columns, workspace.node(worker.node).halves[block]);
+    Workspace::Node& node = workspace.node(worker.node);
+    for (int task; (task = down_tasks[worker.node].take()) < blocks * parts;) {
+      const Columns columns = columns_of(task % blocks);
+      const bool second = task >= blocks, whole = parts == 1;
+      // In the node's memory if another one adds something to it: the second half, or other nodes.
+      float* shared = partial(worker.node, columns);
+      float* own = reinterpret_cast<float*>(workspace.thread(worker.global).sum.data());
+      float* sum = second || (whole && alone()) ? own : shared;
+      add_experts(worker, columns, second ? half_of_experts() : 0, whole || second ? plan.active() : half_of_experts(),
+                  sum);
+      if (!second && !whole) {
+        node.halves[task].leave();
+      } else if (second) {
+        node.halves[task - blocks].wait();
+        add_halves(columns, shared, sum);
+      } else if (alone()) {
+        for (int t = 0; t < tokens(); ++t) store(columns, {columns.row(sum, t)}, t);
       }
     }
   }
 
+  // Output columns of a task.
+  struct Columns {
+    int first_panel, panels;
+    int first() const { return first_panel * kPanelRows; }
+    int count() const { return panels * kPanelRows; }
+    float* row(float* sums, int token) const { return sums + static_cast<size_t>(token) * count(); }
+  };
+  Columns columns_of(int block) const {
+    const int64_t panels = panel_count(hidden);
+    const int first = static_cast<int>(panels * block / blocks), end = static_cast<int>(panels * (block + 1) / blocks);
+    return {first, end - first};
+  }
+  // Sums of a node, block by block, each row by row.
+  float* partial(int node, const Columns& columns) const {
+    return reinterpret_cast<float*>(workspace.node(node).partial.data()) +
+           static_cast<size_t>(tokens()) * columns.first();
+  }
+  bool alone() const { return layer.shards_.size() == 1; }
+
   // Not by the number of threads: sums of halves are rounded otherwise than one sum.
-  int down_parts() const { return many_rows() && plan.active() > 1 ? kHalves : 1; }
+  int down_parts() const {
+    const int64_t multiplications = static_cast<int64_t>(plan.pairs()) * layer.config_.intermediate;
+    const bool heavy = multiplications >= kHalvesFrom * tokens() && panel_count(hidden) <= Workspace::kMaxBlocks;
+    return many_rows() && heavy && plan.active() > 1 ? kHalves : 1;
+  }
   // Few rows: many small tasks, since only the weights' bytes count. Many rows: each task reads all activations, which
   // costs as much as kReadPanels panels more, so wide ones; but the last round should keep every worker busy, and half
   // a task is lost behind it.
-  int down_blocks(int panels, int threads) const {
-    const int widest = down_panels_max(isa);
+  int down_blocks() const {
+    const int panels = panel_count(hidden), widest = down_panels_max(isa);
+    int threads = 1;  // of the largest node, because all have the same blocks
+    for (int i = 0; i < workspace.pool().node_count(); ++i)
+      threads = std::max(threads, workspace.pool().node(i).threads);
     if (!many_rows()) return div_up(panels, clamp(panels / (threads * kTasksPerWorker), 1, widest));
     int best = 1, least = INT_MAX;
-    for (int blocks = div_up(panels, widest); blocks <= std::min(panels, Workspace::kMaxHalves); ++blocks) {
-      const int half_rounds = 2 * div_up(blocks * down_parts(), threads) + 1;
-      const int time = half_rounds * (div_up(panels, blocks) + kReadPanels);
+    const int fewest = div_up(panels, widest);
+    for (int n = fewest; n <= std::max(fewest, std::min(panels, kMostBlocks)); ++n) {
+      const int half_rounds = 2 * div_up(n * parts, threads) + 1;
+      const int time = half_rounds * (div_up(panels, n) + kReadPanels);
       if (time < least) {
         least = time;
-        best = blocks;
+        best = n;
       }
     }
     return best;
@@ -214,103 +250,68 @@ struct ForwardPass {
     return slot;
   }
 
-  // The weighted sums of the experts [from, to) for all tokens, in the worker's memory.
-  const float* down_columns(const Worker& worker, const Layer::Shard& s, int first, int count, int from, int to) {
+  // The weighted sums of the experts [from, to) for all tokens.
+  void add_experts(const Worker& worker, const Columns& columns, int from, int to, float* sum) {
+    const Layer::Shard& s = shard(worker);
     Workspace::Node& node = workspace.node(worker.node);
     Workspace::Thread& thread = workspace.thread(worker.global);
-    const int width = count * kPanelRows;
-    float* sum = reinterpret_cast<float*>(thread.sum.data());
-    std::memset(sum, 0, static_cast<size_t>(tokens()) * width * 4);
+    std::memset(sum, 0, static_cast<size_t>(tokens()) * columns.count() * 4);
     GemmArgs g{};
-    g.n_panels = count;
+    g.n_panels = columns.panels;
     g.k = s.size;
     g.group = layer.panel_groups_[kDown];
     g.format = layer.config_.formats[kDown];
     g.acts = quantised ? node.hidden_quantised.acts() : hidden_acts(worker);
     g.c = reinterpret_cast<float*>(thread.c.data());
+    g.lay_out_rows();
     g.scratch = thread.scratch.data();
     for (int slot = from; slot < to; ++slot) {
-      g.panels = layer.panel(s, plan.expert(slot), kDown, first);
-      g.next = slot + 1 < to ? layer.panel(s, plan.expert(slot + 1), kDown, first) : nullptr;
+      g.panels = layer.panel(s, plan.expert(slot), kDown, columns.first_panel);
+      g.next = slot + 1 < to ? layer.panel(s, plan.expert(slot + 1), kDown, columns.first_panel) : nullptr;
       const float* bias = s.down_bias(plan.expert(slot));
       for (int row = plan.begin(slot); row < plan.end(slot); row += g.m) {
         g.first_row = row;
         g.m = std::min(plan.end(slot) - row, most_rows());
         hidden_rows.use(node, slot, &g);
-        g.lay_out_rows();
-        if (g.m >= kManyRows) g.lay_out_pairs();
         layer.kernels(kDown).gemm(g);
         for (int i = 0; i < g.m; ++i) {
-          float* at = sum + static_cast<size_t>(plan.tokens()[row + i]) * width;
+          float* at = columns.row(sum, plan.tokens()[row + i]);
           const float weight = plan.weights()[row + i];
-          isa.accumulate(at, g.c_at(i, 0), g.c_step, weight, width);
-          if (bias) isa.accumulate(at, bias + static_cast<size_t>(first) * kPanelRows, kPairColumns, weight, width);
+          isa.accumulate(at, g.c_at(i, 0), weight, columns.count());
+          if (bias) isa.accumulate(at, bias + columns.first(), weight, columns.count());
         }
       }
     }
-    return sum;
   }
 
-  // Sums of all tokens over some of the output's columns.
-  struct Columns {
-    const float* sum;
-    int first, count;
-
-    const float* of(int token) const { return sum + static_cast<size_t>(token) * count; }
-  };
-  bool alone() const { return layer.shards_.size() == 1; }
-  float* partial(const Worker& worker, int token, int column) const {
-    const size_t at = static_cast<size_t>(token) * round_up(hidden, kPanelRows) + column;
-    return reinterpret_cast<float*>(workspace.node(worker.node).partial.data()) + at;
-  }
-
-  void leave_columns(const Worker& worker, const Columns& columns) const {
-    for (int t = 0; t < tokens(); ++t)
-      std::memcpy(partial(worker, t, columns.first), columns.of(t), static_cast<size_t>(columns.count) * 4);
-  }
-
-  void store_columns(const Worker& worker, const Columns& columns) const {
-    if (!alone()) return leave_columns(worker, columns);
+  void add_halves(const Columns& columns, float* first, float* second) const {
     for (int t = 0; t < tokens(); ++t) {
-      const float* sum = columns.of(t);
-      store(&sum, 1, t, columns.first, std::min(columns.count, hidden - columns.first));
-    }
-  }
-
-  void store_half(const Worker& worker, const Columns& columns, HalfDone& done) const {
-    if (done.is_first()) {
-      leave_columns(worker, columns);
-      return done.leave();
-    }
-    done.wait_for_first();
-    for (int t = 0; t < tokens(); ++t) {
-      float* other = partial(worker, t, columns.first);
-      const float* parts[] = {columns.of(t), other};
       if (alone()) {
-        store(parts, 2, t, columns.first, std::min(columns.count, hidden - columns.first));
+        store(columns, {columns.row(first, t), columns.row(second, t)}, t);
       } else {
-        isa.accumulate(other, columns.of(t), kPairColumns, 1.0f, columns.count);
+        isa.accumulate(columns.row(first, t), columns.row(second, t), 1.0f, columns.count());
       }
     }
   }
 
-  void store(const float* const* parts, int n_parts, size_t token, int column, int n) const {
-    const size_t at = token * hidden + column;
-    isa.store(parts, n_parts, n, args.addend ? args.addend + at : nullptr, args.output + at);
+  void store(const Columns& columns, std::initializer_list<const float*> parts_of_row, size_t token) const {
+    store(columns, parts_of_row.begin(), static_cast<int>(parts_of_row.size()), token);
+  }
+  void store(const Columns& columns, const float* const* parts_of_row, int n, size_t token) const {
+    const size_t at = token * hidden + columns.first();
+    isa.store(parts_of_row, n, std::min(columns.count(), hidden - columns.first()),
+              args.addend ? args.addend + at : nullptr, args.output + at);
   }
 
   // Sums the nodes' partial outputs.
   void reduce(const Worker& worker) const {
     const int nodes = static_cast<int>(layer.shards_.size());
-    const size_t pitch = round_up(hidden, kPanelRows);
-    const int pieces = div_up(hidden, kReducePiece);
-    for (int i = worker.global; i < tokens() * pieces; i += worker.total_threads) {
-      const size_t t = i / pieces;
-      const int column = i % pieces * kReducePiece;
-      const float* parts[kMaxNodes];
-      for (int n = 0; n < nodes; ++n)
-        parts[n] = reinterpret_cast<const float*>(workspace.node(n).partial.data()) + t * pitch + column;
-      store(parts, nodes, t, column, std::min(hidden - column, kReducePiece));
+    for (int i = worker.global; i < tokens() * blocks; i += worker.total_threads) {
+      const Columns columns = columns_of(i % blocks);
+      const int token = i / blocks;
+      const float* parts_of_row[kMaxNodes];
+      for (int n = 0; n < nodes; ++n) parts_of_row[n] = columns.row(partial(n, columns), token);
+      store(columns, parts_of_row, nodes, token);
     }
   }
 

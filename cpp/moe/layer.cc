@@ -235,7 +235,7 @@ WorkspaceNeeds Layer::needs() const {
   n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPanelRows) * 4;
   const int depth = std::max(config_.hidden, widest);
   n.scratch_bytes = isa_->gemm_scratch_bytes(depth, isa_->max_panels);
-  n.c_bytes = static_cast<size_t>(round_up(isa_->max_rows, kRowUnit)) * isa_->max_panels * kPanelRows * 4;
+  n.c_bytes = GemmArgs::c_columns(isa_->max_rows) * div_up(isa_->max_panels, 2) * 4;
   if (has_columns()) n.rows_bytes = static_cast<size_t>(round_up(isa_->max_rows, kRowUnit)) * config_.hidden * 2;
   n.sum_bytes = static_cast<size_t>(chunk_tokens_) * down_panels_max(*isa_) * kPanelRows * 4;
   return n;

@@ -16,15 +16,14 @@ Status grow(NumaBuffer& buffer, size_t bytes, int numa_id) {
   return Status::ok();
 }
 
-// The first one is copying at most 2 MB; longer only if its core was taken away.
-constexpr SpinPolicy kWaitForCopy{1'000'000, 1000};
+// First halves are taken before any second one, so waits are short and rare.
+constexpr SpinPolicy kWaitForHalf{1'000'000, 1000};
 
 }  // namespace
 
-void HalfDone::wait_for_first() {
-  const auto left = [this] { return (state_.load(std::memory_order_acquire) & kLeft) != 0; };
-  while (!spin_until(left, kWaitForCopy)) yield_core();
-  state_.store(0, std::memory_order_relaxed);
+void FirstHalf::wait() {
+  while (!spin_until([this] { return there_.load(std::memory_order_acquire); }, kWaitForHalf)) yield_core();
+  there_.store(false, std::memory_order_relaxed);
 }
 
 Status Workspace::ensure(const WorkspaceNeeds& needs) {

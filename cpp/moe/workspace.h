@@ -24,24 +24,21 @@ struct WorkspaceNeeds {
   size_t hidden_quantised_bytes = 0;
   size_t gathered_few_bytes = 0;  // rows of a node as kernels for a few rows take them
   size_t gathered_many_bytes = 0;
-  size_t partial_bytes = 0;  // f32 output of a node
+  size_t partial_bytes = 0;  // f32 output of a node: of half of the experts, or with several nodes of all
   size_t scratch_bytes = 0;  // kernels' scratch of a worker
   size_t c_bytes = 0;        // product of a worker
   size_t sum_bytes = 0;      // output columns of a worker
   size_t rows_bytes = 0;     // input of a worker in the order of an expert's columns
 };
 
-// Where the two workers of a task's halves meet; as new when both are done.
-class HalfDone {
+// The first half of a task's sums, left by one worker for another; as new when the other one has waited.
+class FirstHalf {
  public:
-  // Whether the caller is done before the other one. The first then leaves its sums, the second waits for them.
-  bool is_first() { return state_.fetch_or(kOneDone, std::memory_order_acq_rel) == 0; }
-  void leave() { state_.store(kLeft, std::memory_order_release); }
-  void wait_for_first();
+  void leave() { there_.store(true, std::memory_order_release); }
+  void wait();
 
  private:
-  static constexpr int kOneDone = 1, kLeft = 2;
-  std::atomic<int> state_{0};
+  std::atomic<bool> there_{false};
 };
 
 class Workspace {
@@ -51,12 +48,12 @@ class Workspace {
   // Grows to the largest needs so far. Called when a layer is made or loaded, never in forward.
   Status ensure(const WorkspaceNeeds& needs);
 
-  // Tasks of one forward that may be halved.
-  static constexpr int kMaxHalves = 256;
+  // Blocks of output columns, whatever the hidden size.
+  static constexpr int kMaxBlocks = 4096;
   struct Node {
     ActBuffer input, hidden_quantised;
     NumaBuffer hidden, partial, gathered_few, gathered_many;
-    std::unique_ptr<HalfDone[]> halves = std::make_unique<HalfDone[]>(kMaxHalves);
+    std::unique_ptr<FirstHalf[]> halves = std::make_unique<FirstHalf[]>(kMaxBlocks);
   };
   struct Thread {
     NumaBuffer scratch, c, sum, rows;

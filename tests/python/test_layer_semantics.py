@@ -96,7 +96,7 @@ def test_the_number_of_threads_does_not_change_a_bit(variant, weight_format):
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_halves_of_the_experts_give_the_same_bits_in_every_run(weight_format, nodes):
     """Workers meet at the sums of both halves in any order; more of them than cores, so that they do."""
-    shape = Shape(experts=5, top_k=3, hidden=512, intermediate=256 * nodes)
+    shape = Shape(experts=5, top_k=3, hidden=512, intermediate=2816)  # 8448 products for an output
     x, ids, weights = random_batch(shape, 100)
     cases = [Case(shape, weight_format, (threads,) * nodes, max_tokens=100) for threads in (1, 2, 4)]
     first = cases[0].run(x, ids, weights)
