@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -42,6 +43,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_runtest_teardown() -> None:
+    """Commands log to the stderr of their test. What later ones log would go to a closed file, with a traceback."""
+    for name in ("kt_kernel", "kt_kernel.server"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
 
 
 def pytest_report_header() -> str:
