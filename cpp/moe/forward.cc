@@ -24,8 +24,8 @@ constexpr int kReadPanels = 2;
 // The experts of a long prompt are taken in two halves, with sums of their own that are added at last: tasks of half
 // the time, because workers waited for the last one for an eighth (dsv3) to a third (qwen3-30b) of the down projection
 // where cores differ in speed. It pays if an output is worth more multiplications than its sums cost: layers in turns,
-// 16 threads, dsv3 (16384 for an output) 2 to 6 % faster, qwen3-30b (6144) 0 to 5 % slower. Others tried on their own:
-// sums of quarters, halves of the tokens, columns by the speed that was seen in gate and up: slower.
+// 16 threads, dsv3 (16384 for an output) 2 to 6 % faster, qwen3-30b (6144) 0 to 5 % slower. No better: sums of
+// quarters, halves of the tokens, columns by the speed that was seen in gate and up.
 constexpr int kHalves = 2;
 constexpr int64_t kHalvesFrom = 8192;
 // Blocks of columns to try; narrower ones only where even the widest are more.
