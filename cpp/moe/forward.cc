@@ -28,6 +28,8 @@ constexpr int kReadPanels = 2;
 // quarters, halves of the tokens, columns by the speed that was seen in gate and up.
 constexpr int kHalves = 2;
 constexpr int64_t kHalvesFrom = 8192;
+// Columns of one task of the reduction, about. Blocks may be of 16: two workers would write one line of the output.
+constexpr int kReducePiece = kMaxSpan;
 // Blocks of columns to try; narrower ones only where even the widest are more.
 constexpr int kMostBlocks = 256;
 
@@ -177,15 +179,16 @@ struct ForwardPass {
   // the second half waits for the first, which was taken long before, and adds both: the same additions in every run.
   void down(const Worker& worker) {
     Workspace::Node& node = workspace.node(worker.node);
+    const bool whole = parts == 1;
+    const int middle = whole ? plan.active() : half_of_experts();
     for (int task; (task = down_tasks[worker.node].take()) < blocks * parts;) {
       const Columns columns = columns_of(task % blocks);
-      const bool second = task >= blocks, whole = parts == 1;
+      const bool second = task >= blocks;
       // In the node's memory if another one adds something to it: the second half, or other nodes.
       float* shared = partial(worker.node, columns);
       float* own = reinterpret_cast<float*>(workspace.thread(worker.global).sum.data());
       float* sum = second || (whole && alone()) ? own : shared;
-      add_experts(worker, columns, second ? half_of_experts() : 0, whole || second ? plan.active() : half_of_experts(),
-                  sum);
+      add_experts(worker, columns, second ? middle : 0, second ? plan.active() : middle, sum);
       if (!second && !whole) {
         node.halves[task].leave();
       } else if (second) {
@@ -305,13 +308,15 @@ struct ForwardPass {
 
   // Sums the nodes' partial outputs.
   void reduce(const Worker& worker) const {
-    const int nodes = static_cast<int>(layer.shards_.size());
-    for (int i = worker.global; i < tokens() * blocks; i += worker.total_threads) {
-      const Columns columns = columns_of(i % blocks);
-      const int token = i / blocks;
-      const float* parts_of_row[kMaxNodes];
-      for (int n = 0; n < nodes; ++n) parts_of_row[n] = columns.row(partial(n, columns), token);
-      store(columns, parts_of_row, nodes, token);
+    const int nodes = static_cast<int>(layer.shards_.size()), pieces = div_up(hidden, kReducePiece);
+    for (int i = worker.global; i < tokens() * pieces; i += worker.total_threads) {
+      const int64_t piece = i % pieces;
+      for (int block = static_cast<int>(blocks * piece / pieces); block < blocks * (piece + 1) / pieces; ++block) {
+        const Columns columns = columns_of(block);
+        const float* parts_of_row[kMaxNodes];
+        for (int n = 0; n < nodes; ++n) parts_of_row[n] = columns.row(partial(n, columns), i / pieces);
+        store(columns, parts_of_row, nodes, i / pieces);
+      }
     }
   }
 

@@ -48,7 +48,7 @@ class Workspace {
   // Grows to the largest needs so far. Called when a layer is made or loaded, never in forward.
   Status ensure(const WorkspaceNeeds& needs);
 
-  // Blocks of output columns, whatever the hidden size.
+  // Of output columns, that may be halved.
   static constexpr int kMaxBlocks = 4096;
   struct Node {
     ActBuffer input, hidden_quantised;
