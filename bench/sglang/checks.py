@@ -1,6 +1,10 @@
 """What an engine said, held against the float32 reference of ``models.py``."""
 
 import math
+from pathlib import Path
+
+# The variable that tells SGLang where its recorder writes to.
+RECORDER_FOLDER = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
 
 # By method: how close, in log-prob, the two best tokens of the reference may be for the other one to be taken (twice
 # what noise moves one of them); and the limit of the mean of |log-prob - reference| over forced tokens. bf16 gives 0.05
@@ -60,6 +64,30 @@ def check_engine(ask, rows: list[dict], method: str | None) -> dict:
         "logprob_largest": round(largest, 4),
         "wrong": wrong,
     }
+
+
+def check_recorded(ask, rows: list[dict], folder: Path, method: str | None) -> dict:
+    """check_engine twice, recorded in `folder`: the second time experts lie where the first left them."""
+    import torch
+
+    ask("record_experts", what="start")
+    found = [check_engine(ask, rows, method) for _ in range(2)]
+    ask("record_experts", what="dump")
+    wrong = [line for check in found for line in check["wrong"]]
+    files = {
+        name: list(folder.glob(f"{name}_*.pt")) for name in ("expert_distribution_recorder", "gpu_expert_distribution")
+    }
+    wrong += [f"{len(paths)} files {name}" for name, paths in files.items() if len(paths) != 1]
+    if not files["gpu_expert_distribution"]:
+        return {**found[1], "ok": False, "wrong": wrong}
+    masks = torch.load(files["gpu_expert_distribution"][0], weights_only=True)["gpu_expert_masks"]
+    if len(masks) < 2 * len(rows):
+        wrong.append(f"{len(masks)} passes of at least {2 * len(rows)} are recorded")
+    if bool((masks.sum((1, 2)) != masks[:1].sum()).any()):
+        wrong.append("passes differ in the number of experts on the GPU")
+    if not bool((masks != masks[:1]).any()):
+        wrong.append("no expert moved")
+    return {**found[1], "ok": not wrong, "wrong": wrong, "passes": len(masks)}
 
 
 def check_together(ask, rows: list[dict]) -> dict:

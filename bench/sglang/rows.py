@@ -80,6 +80,7 @@ class Row:
     baseline: str | None = None  # the row that figures are held against
     right: bool | None = True  # tokens are those of the reference; None: by design not, False: must be noticed
     together: bool = False
+    recorded: bool = False  # which experts are on the GPU in each pass: as many as asked for, and they move
     ends: str | None = None  # a server that is ended by this signal
 
     def engine_options(self, model_path: str, weights: str, device: str) -> dict:
@@ -98,6 +99,11 @@ class Row:
 _STREAMED = {"kt_gpu_prefill_token_threshold": 8}
 _LONG = {"kt_gpu_prefill_token_threshold": PREFILL_TOKENS // 2}
 _DYNAMIC = {"kt_enable_dynamic_expert_update": True}
+_RECORDED = {
+    "record_kt_gpu_expert_distribution": True,
+    "expert_distribution_recorder_mode": "stat",
+    "kt_expert_placement_strategy": "random",
+}
 # SGLang's kernels for 4 bits that are not compiled there: those of Marlin take over five minutes.
 _TRITON = {"moe_runner_backend": "triton"}
 _EAGER = {"disable_cuda_graph": True, "cuda_graph_bs_decode": None}
@@ -117,6 +123,7 @@ ROWS = (
     Row("server, killed", ends="SIGKILL"),
     Row("plugin", PLUGIN, figures=DECODE, baseline="original", together=True),
     Row("plugin, prefill on the GPU", PLUGIN, options=_STREAMED | _DYNAMIC, together=True),
+    Row("plugin, recorded", PLUGIN, options=_STREAMED | _DYNAMIC | _RECORDED, recorded=True),
     Row("int4 plain", STOCK, INT4, None, options=_TRITON),
     Row("int4", PLUGIN, INT4, "RAWINT4", options=_TRITON, together=True),
     Row("int4, prefill on the GPU", PLUGIN, INT4, "RAWINT4", _TRITON | _STREAMED | _DYNAMIC, together=True),

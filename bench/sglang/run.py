@@ -140,6 +140,7 @@ class Run:
             self._options(row),
             self._log(row),
             **plugin_variables(self._places[row.place], self._given.device, row),
+            **({checks.RECORDER_FOLDER: str(self._record_folder(row))} if row.recorded else {}),
         )
         try:
             about = engine.wait_until_up(min(self._given.start_seconds, self._left()))
@@ -159,7 +160,10 @@ class Run:
             self._keep(row, status="ok")
             return
         reference = self._reference(row.model)
-        found = checks.check_engine(ask, reference, row.method)
+        if row.recorded:
+            found = checks.check_recorded(ask, reference, self._record_folder(row), row.method)
+        else:
+            found = checks.check_engine(ask, reference, row.method)
         ok = row.right is None or found["ok"] == row.right
         self._keep(row, check=found, status="ok" if ok else "failed")
         if row.together:
@@ -245,6 +249,9 @@ class Run:
 
     def _log(self, row: Row) -> Path:
         return self._given.logs / f"{row.name.replace(' ', '-').replace(',', '')}.log"
+
+    def _record_folder(self, row: Row) -> Path:
+        return self._log(row).with_suffix(".record")
 
     def _reference(self, model: str) -> list[dict]:
         return json.loads((self._model(model) / "reference.json").read_text())

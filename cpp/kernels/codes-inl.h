@@ -384,7 +384,9 @@ struct Expandable : GroupedLayout {
   static constexpr GroupedKind kKind = kExpanded;
   using Expand = void (*)(const uint8_t* block, int depth, uint8_t* out);
   Expand expand;  // of raw blocks: to kExpanded
-  Expand decode;  // to what many rows share: lines of bf16 pairs for tiles, else bytes
+  // What many rows share.
+  Expand to_bytes;
+  Expand to_bf16;  // lines of pairs, for tiles; null where there are none
 };
 constexpr GroupedLayout kExpandedLayout(kExpanded, kExpanded.least_group);
 
@@ -478,7 +480,7 @@ template <class V>
 void decode_bf16(const Expandable& layout, const uint8_t*, const uint8_t* blocks, int kc, uint8_t* out) {
   for (int k = 0; k < kc; k += GroupedLayout::kBlock, blocks += layout.block_bytes()) {
     const int depth = kc - k < GroupedLayout::kBlock ? kc - k : GroupedLayout::kBlock;
-    layout.decode(blocks, depth, out + static_cast<size_t>(k) / 2 * kLineBytes);
+    layout.to_bf16(blocks, depth, out + static_cast<size_t>(k) / 2 * kLineBytes);
   }
 }
 

@@ -1,5 +1,7 @@
 // Compiled once per row of cmake/isa.cmake with that row's flags; exports kt_isa_<row>() and nothing else. Everything
 // it includes lives in unnamed namespaces, so that no code built for one CPU can be linked into another's path.
+#include <climits>
+
 #include "kernels/kernel.h"
 
 #include "formats/gguf_raw.h"
@@ -145,7 +147,7 @@ constexpr GroupedKind kKindOf = *grouped_kind(kFormat);
 template <Format kFormat>
 constexpr bool kIsRaw = kKindOf<kFormat>.codes == Codes::raw;
 
-// Many rows. Without tiles, blocks become bytes, or what pmaddubsw takes of K-quants.
+// Many rows: blocks become bytes, or what pmaddubsw takes of K-quants.
 #if defined(KT_HAS_VNNI)
 template <Format kFormat>
 constexpr bool kSubScales = false;
@@ -181,9 +183,19 @@ template <Format kFormat>
 void expand(const uint8_t* block, int, uint8_t* out) {
   expand_raw(kFormat, block, false, out);
 }
+template <Format kFormat>
+void type_to_bytes(const uint8_t* block, int depth, uint8_t* out) {
+  if constexpr (kIsRaw<kFormat>) {
+    expand_raw(kFormat, block, true, out);
+  } else if constexpr (kSubScales<kFormat>) {
+    expand_k<V, kKindOf<kFormat>>(block, depth, out);
+  } else {
+    expand_block<V, kKindOf<kFormat>, bytes_of<kFormat>()>(block, depth, out);
+  }
+}
 #if defined(KT_HAS_TILES)
 template <Format kFormat>
-void decode_type(const uint8_t* block, int depth, uint8_t* out) {
+void type_to_bf16(const uint8_t* block, int depth, uint8_t* out) {
   if constexpr (kIsRaw<kFormat>) {
     alignas(64) uint8_t expanded[kExpandedLayout.block_bytes()];
     expand_raw(kFormat, block, false, expanded);
@@ -194,15 +206,7 @@ void decode_type(const uint8_t* block, int depth, uint8_t* out) {
 }
 #else
 template <Format kFormat>
-void decode_type(const uint8_t* block, int depth, uint8_t* out) {
-  if constexpr (kIsRaw<kFormat>) {
-    expand_raw(kFormat, block, true, out);
-  } else if constexpr (kSubScales<kFormat>) {
-    expand_k<V, kKindOf<kFormat>>(block, depth, out);
-  } else {
-    expand_block<V, kKindOf<kFormat>, bytes_of<kFormat>()>(block, depth, out);
-  }
-}
+constexpr Expandable::Expand type_to_bf16 = nullptr;
 #endif
 template <Format kFormat>
 constexpr Expandable::Expand expand_of() {
@@ -222,21 +226,13 @@ Expandable expandable(Format format) {
   switch (format) {
 #define KT_EXPANDABLE(name) \
   case Format::name:        \
-    return {{kind, kind.least_group}, expand_of<Format::name>(), decode_type<Format::name>};
+    return {                \
+        {kind, kind.least_group}, expand_of<Format::name>(), type_to_bytes<Format::name>, type_to_bf16<Format::name>};
     KT_TYPES(KT_EXPANDABLE)
 #undef KT_EXPANDABLE
     default:
-      return {{kind, kind.least_group}, nullptr, nullptr};
+      return {{kind, kind.least_group}, nullptr, nullptr, nullptr};
   }
-}
-
-template <Format kFormat>
-void gemm_many(const GemmArgs& g) {
-#if defined(KT_HAS_TILES)
-  gemm_tiles<V, Tiles, FloatTiles, Expandable>(g);
-#else
-  gemm_blocked<ManyRows<kFormat>, Expandable>(g);
-#endif
 }
 
 // Few rows of all but raw blocks are multiplied without expanding first (one core of Zen 4 from cache, GB/s of packed
@@ -246,10 +242,13 @@ constexpr bool kFused = !kIsRaw<kFormat>;
 
 // Rows up to which types of GGUF do without a copy that rows share. Bytes are cheap to make and to multiply: with 16
 // rows AVX2 does Q4_K at 92 GFLOPS in registers and at 205 by way of bytes, AVX-512 at 148 and 240.
-#if defined(KT_HAS_TILES)
-constexpr int kTypeRegisterRows = kRegisterRows;
-#else
 constexpr int kTypeRegisterRows = 4;
+// And up to which bytes beat tiles, which take blocks as bf16 (qwen3-30b, Q4_K, 16 threads: 64 tokens 7.2 -> 5.8 ms,
+// 128 9.9 -> 7.0, 256 12.0 -> 10.2; with up to 32 rows 512 tokens are 7 % slower).
+#if defined(KT_HAS_TILES)
+constexpr int kTypeBytesRows = 24;
+#else
+constexpr int kTypeBytesRows = INT_MAX;
 #endif
 
 template <Format kFormat>
@@ -257,7 +256,10 @@ using TypeFewRows = Grouped<kFused<kFormat> ? kKindOf<kFormat> : kExpanded, true
 
 template <Format kFormat>
 void gemm_type(const GemmArgs& g) {
-  if (g.m > kTypeRegisterRows) return gemm_many<kFormat>(g);
+#if defined(KT_HAS_TILES)
+  if (g.m > kTypeBytesRows) return gemm_tiles<V, Tiles, FloatTiles, Expandable>(g);
+#endif
+  if (g.m > kTypeRegisterRows) return gemm_blocked<ManyRows<kFormat>, Expandable>(g);
   using Few = TypeFewRows<kFormat>;
   if constexpr (kFused<kFormat>) {
     gemm_stream<FewRows<Few>, Few>(g);
@@ -268,32 +270,26 @@ void gemm_type(const GemmArgs& g) {
 
 template <Format kFormat>
 constexpr FormatKernels type() {
-#if defined(KT_HAS_TILES)
-  constexpr RowGather kMany{};
-#else
   constexpr RowGather kMany = row_gather<ManyRows<kFormat>>();
-#endif
   constexpr RowGather kFew = gather_few<TypeFewRows<kFormat>>();
-  return {ActKind::bf16, gemm_type<kFormat>, nullptr, nullptr, kFew, kMany, kTypeRegisterRows};
+  return {ActKind::bf16, gemm_type<kFormat>, nullptr, nullptr, kFew, kMany, kTypeRegisterRows, kTypeBytesRows};
 }
 
 size_t scratch_bytes(int k, int n_panels) {
   size_t bytes = gemm_scratch<FloatCore>(k, n_panels);
-  const size_t others[] = {
-      gemm_scratch<Int8Core>(k, n_panels),
-      gemm_scratch<Int4Core>(k, n_panels),
-      gemm_scratch<Int4gFewRows>(k, n_panels),
-      stream_scratch<FewRows<Grouped<kFp8>>>(k, kRegisterRows),
-      stream_scratch<FewRows<Grouped<kNvfp4>>>(k, kRegisterRows),
-      stream_scratch<F32Core<V>>(k, kRegisterRows),
+  const size_t others[] = {gemm_scratch<Int8Core>(k, n_panels),
+                           gemm_scratch<Int4Core>(k, n_panels),
+                           gemm_scratch<Int4gFewRows>(k, n_panels),
+                           stream_scratch<FewRows<Grouped<kFp8>>>(k, kRegisterRows),
+                           stream_scratch<FewRows<Grouped<kNvfp4>>>(k, kRegisterRows),
+                           stream_scratch<F32Core<V>>(k, kRegisterRows),
 #if defined(KT_HAS_TILES)
-      TileScratch<FloatTiles>::bytes(kMaxRows),
-      TileScratch<IntTiles>::bytes(kMaxRows),
-#else
-#define KT_SCRATCH(name) gemm_scratch<ManyRows<Format::name>>(k, n_panels),
-      KT_TYPES(KT_SCRATCH)
-#undef KT_SCRATCH
+                           TileScratch<FloatTiles>::bytes(kMaxRows),
+                           TileScratch<IntTiles>::bytes(kMaxRows),
 #endif
+#define KT_SCRATCH(name) gemm_scratch<ManyRows<Format::name>>(k, n_panels),
+                           KT_TYPES(KT_SCRATCH)
+#undef KT_SCRATCH
   };
   for (size_t other : others) bytes = other > bytes ? other : bytes;
   return bytes + expanded_scratch<FewRows<Grouped<kExpanded, true>>>();

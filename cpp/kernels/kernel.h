@@ -181,10 +181,10 @@ struct FormatKernels {
   Pack pack;
   // The same, with scales searched for the least error of each row. Null where there are no scales to choose.
   Pack pack_searched;
-  // Products of up to few_rows rows, and of more.
+  // Products of up to few_rows rows, and of up to many_rows; more take rows as they are.
   RowGather few{}, many{};
-  int few_rows = 0;
-  const RowGather& gather_of(int m) const { return m <= few_rows ? few : many; }
+  int few_rows = 0, many_rows = 0;
+  RowGather gather_of(int m) const { return m <= few_rows ? few : m <= many_rows ? many : RowGather{}; }
 };
 
 struct IsaTable {

@@ -1,6 +1,6 @@
-// Types of GGUF times many rows where no tiles are: blocks become bytes once for all rows, activations integers with a
-// scale for each 128 k (AVX-512, Q4_K: 238 GFLOPS at 32, 272 at 128, 290 at 256), or for each 256 where integer scales
-// of the weights are summed up as integers.
+// Types of GGUF times many rows, up to what tiles are better at: blocks become bytes once for all rows, activations
+// integers with a scale for each 128 k (AVX-512, Q4_K: 238 GFLOPS at 32, 272 at 128, 290 at 256), or for each 256 where
+// integer scales of the weights are summed up as integers.
 //
 // Activations have 8 bits, or 16 where codes are so large that int16 could not hold sums of their products. Products of
 // f32 or bf16 would round nothing, but slower (one core of Zen 4, Q4_K, 64 rows: 103 against 234 GFLOPS on AVX2, 204
@@ -65,7 +65,7 @@ struct BytesDecoder {
   using Lines = void;
   static void decode(const Expandable& layout, const uint8_t*, const uint8_t* blocks, int kc, uint8_t* out) {
     for (int k = 0; k < kc; k += kActGroup, blocks += layout.block_bytes(), out += Core::kBlockBytes)
-      layout.decode(blocks, kc - k < kActGroup ? kc - k : kActGroup, out);
+      layout.to_bytes(blocks, kc - k < kActGroup ? kc - k : kActGroup, out);
   }
 };
 

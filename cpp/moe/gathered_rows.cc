@@ -16,7 +16,15 @@ GatheredRows::GatheredRows(const FormatKernels& kernels, const Plan& plan, Rows 
     : kernels_(kernels), plan_(plan), rows_(rows), count_(count) {
   if (plan.active() == 0) return;
   few_ = kernels.few.gather && count <= kMostFew && is_few(plan.by_size(plan.active() - 1));
-  many_ = kernels.many.gather && !is_few(plan.by_size(0));
+  many_ = kernels.many.gather && pays_for_many();
+}
+
+// Rows of tokens are gathered all: if a quarter as many are taken, because an expert has several tasks that would each
+// make its own.
+bool GatheredRows::pays_for_many() const {
+  int taken = 0;
+  for (int slot = 0; slot < plan_.active(); ++slot) taken += is_many(slot) ? rows_of(slot) : 0;
+  return rows_ == Rows::tokens ? 4 * taken >= count_ : taken > 0;
 }
 
 void GatheredRows::gather(const Worker& worker, const Acts& acts, int k, Workspace::Node& node) const {
@@ -31,14 +39,14 @@ void GatheredRows::gather(const Worker& worker, const Acts& acts, int k, Workspa
       gather.gather(acts, row, k0, k, to.data() + row * gather.row_bytes(k));
     };
     if (few_ && (rows_ == Rows::tokens || is_few(slot))) put(kernels_.few, node.gathered_few);
-    if (many_ && (rows_ == Rows::tokens || !is_few(slot))) put(kernels_.many, node.gathered_many);
+    if (many_ && (rows_ == Rows::tokens || is_many(slot))) put(kernels_.many, node.gathered_many);
   }
 }
 
-// The last rows of an expert that has many may be few: those are not there.
+// The last rows of an expert that has more may be few, or many: those are not there.
 void GatheredRows::use(const Workspace::Node& node, int slot, GemmArgs* g) const {
   const bool few = g->m <= kernels_.few_rows;
-  const bool there = few ? few_ && is_few(slot) : many_;
+  const bool there = few ? few_ && is_few(slot) : many_ && is_many(slot);
   g->gathered = !there ? nullptr : few ? node.gathered_few.data() : node.gathered_many.data();
   if (there) g->gathered_pitch = (few ? kernels_.few : kernels_.many).row_bytes(g->k);
 }

@@ -32,6 +32,8 @@ class GatheredRows {
  private:
   int rows_of(int slot) const { return plan_.end(slot) - plan_.begin(slot); }
   bool is_few(int slot) const { return rows_of(slot) <= kernels_.few_rows; }
+  bool is_many(int slot) const { return !is_few(slot) && rows_of(slot) <= kernels_.many_rows; }
+  bool pays_for_many() const;
 
   const FormatKernels& kernels_;
   const Plan& plan_;

@@ -51,7 +51,7 @@ def released(method: str, tokens: int) -> str:
 
 
 def q4_k(tokens: int) -> str:
-    rows = run_of("2026-11-16T03:10")["llama_cpp"]
+    rows = run_of("2026-11-16T10:10")["llama_cpp"]
     (found,) = (row for row in rows if (row["shape"], row["format"], row["tokens"]) == ("dsv3", "q4_k", tokens))
     return times(found["speedup"])
 

@@ -59,15 +59,14 @@ _INT8 = {
 _BF16_PRODUCTS = ("amx", "avx512_bf16", "emu_amx", "emu_avx512_bf16")
 _POWERS_OF_TWO = ("mxfp8", "mxfp4")
 
-# Many rows of the quantised types of GGUF read 8 bits, where there are no tiles.
-_TILES = ("amx", "emu_amx")
+# From 5 rows on the quantised types of GGUF read 8 bits; on tiles up to 24 rows.
 GGUF_ONLY = EXPERT_FORMATS - {"bf16", "mxfp4"}
 _GGUF_FLOATS = ("f32", "f16")
 
 
 def act_kind(weight_format: str, variant: str) -> str:
     """KeyError where a new format or variant has no line here yet."""
-    if weight_format in GGUF_ONLY and (variant in _TILES or weight_format in _GGUF_FLOATS):
+    if weight_format in _GGUF_FLOATS:
         return "rounded" if variant in _BF16_PRODUCTS else "bf16"
     if weight_format in GGUF_ONLY:
         return "s8"
