@@ -117,11 +117,15 @@ class Run:
         if reason:
             self._keep(row, status="skipped", reason=reason)
             return None
-        try:
-            return self._serve(row) if row.ends else self._bring_up(row)
-        except Exception as error:  # of one row; the others go on
-            self._keep(row, status="failed", reason=f"{type(error).__name__}: {error}")
-            return None
+        for last in (False, True):
+            try:
+                return self._serve(row) if row.ends else self._bring_up(row)
+            except Exception as error:  # of one row; the others go on
+                if last or not lost_its_port(self._log(row)):
+                    self._keep(row, status="failed", reason=f"{type(error).__name__}: {error}")
+                    return None
+                self._note(f"{row.name}: another engine took its port; started again")
+        return None
 
     def _cannot(self, row: Row) -> str | None:
         place = self._places.get(row.place)
@@ -298,6 +302,11 @@ def plugin_variables(place: Place, device: str, row: Row | None = None) -> dict[
         more |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
     path = place.environment().get("PYTHONPATH")
     return {**more, "PYTHONPATH": os.pathsep.join([*folders, *([path] if path else [])])}
+
+
+def lost_its_port(log: Path) -> bool:
+    """SGLang chooses a free port and binds it later: engines that start together may choose the same."""
+    return log.exists() and "EADDRINUSE" in log.read_text(errors="replace")
 
 
 def _end(engine: Engine) -> None:

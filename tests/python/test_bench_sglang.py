@@ -78,6 +78,47 @@ class TestChecks:
             "the cancelled request ended with length after 2000 tokens"
         ]
 
+    @pytest.mark.parametrize(
+        ("passes", "wrong"),
+        [
+            ([[1, 0], [0, 1]] * len(REFERENCE), []),
+            ([[1, 0]] * 2 * len(REFERENCE), ["no expert moved"]),
+            ([[1, 0], [1, 1]] * len(REFERENCE), ["passes differ in the number of experts on the GPU"]),
+            ([[1, 0], [0, 1]], [f"2 passes of at least {2 * len(REFERENCE)} are recorded"]),
+            (None, ["0 files gpu_expert_distribution"]),
+        ],
+        ids=["right", "still", "more", "few", "none"],
+    )
+    def test_what_is_wrong_with_a_record_is_said(self, passes, wrong, tmp_path):
+        import checks
+        import torch
+
+        def ask(call, what=None, rows=()):
+            if call == "record_experts":
+                if what == "dump":
+                    torch.save({}, tmp_path / "expert_distribution_recorder_1.pt")
+                    if passes:
+                        masks = torch.tensor(passes, dtype=torch.bool)[:, None]
+                        torch.save({"gpu_expert_masks": masks}, tmp_path / "gpu_expert_distribution_1.pt")
+                return None
+            if call == "greedy":
+                return answers(*(row["output_ids"] for row in rows))
+            return [row["logprobs"] for row in rows]
+
+        found = checks.check_recorded(ask, REFERENCE, tmp_path, "BF16")
+        assert (found["ok"], found["wrong"]) == (not wrong, wrong)
+
+
+def test_an_engine_that_lost_its_port_is_known_by_its_log(tmp_path):
+    from run import lost_its_port
+
+    log = tmp_path / "log"
+    assert not lost_its_port(log)
+    log.write_text("listen on any local network address. port: 33289, code: -98, name: EADDRINUSE\nReceived sigquit\n")
+    assert lost_its_port(log)
+    log.write_text("out of memory\nReceived sigquit\n")
+    assert not lost_its_port(log)
+
 
 def test_the_int4_model_is_what_its_reference_computes():
     import int4_model
