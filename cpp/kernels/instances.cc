@@ -1,8 +1,8 @@
 // Compiled once per row of cmake/isa.cmake with that row's flags; exports kt_isa_<row>() and nothing else. Everything
 // it includes lives in unnamed namespaces, so that no code built for one CPU can be linked into another's path.
-#include <climits>
-
 #include "kernels/kernel.h"
+
+#include <climits>
 
 #include "formats/gguf_raw.h"
 #include "kernels/attention-inl.h"
