@@ -243,8 +243,9 @@ constexpr bool kFused = !kIsRaw<kFormat>;
 // Rows up to which types of GGUF do without a copy that rows share. Bytes are cheap to make and to multiply: with 16
 // rows AVX2 does Q4_K at 92 GFLOPS in registers and at 205 by way of bytes, AVX-512 at 148 and 240.
 constexpr int kTypeRegisterRows = 4;
-// And up to which bytes beat tiles, which take blocks as bf16 (qwen3-30b, Q4_K, 16 threads: 64 tokens 7.2 -> 5.8 ms,
-// 128 9.9 -> 7.0, 256 12.0 -> 10.2; with up to 32 rows 512 tokens are 7 % slower).
+// And up to which bytes beat tiles, which take blocks as bf16 (qwen3-30b, Q4_K, 16 threads: with 8 rows in registers
+// or as bytes, 64 tokens 7.2 and 5.8 ms; with 8 or 24 rows as bytes, 128 tokens 8.8 and 6.9, 256 12.0 and 10.2; with up
+// to 32 rows 512 tokens are 5 % slower than with 24).
 #if defined(KT_HAS_TILES)
 constexpr int kTypeBytesRows = 24;
 #else
