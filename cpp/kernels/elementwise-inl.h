@@ -262,6 +262,34 @@ void store(const float* const* parts, int n_parts, int n, const uint16_t* addend
   }
 }
 
+template <class V>
+void combine(const CombineArgs& a) {
+  constexpr int kVectors = kPairColumns / V::kLanes;
+  typename V::F32 sum[kVectors];
+  KT_UNROLL
+  for (int v = 0; v < kVectors; ++v) sum[v] = V::set1_f32(0);
+  for (int i = 0; i < a.n; ++i) {
+    const float* c = a.c + static_cast<size_t>(a.rows[i]) * kPairColumns;
+    const auto weight = V::set1_f32(a.weights[i]);
+    KT_UNROLL
+    for (int v = 0; v < kVectors; ++v) sum[v] = V::fma(V::load_f32(c + v * V::kLanes), weight, sum[v]);
+  }
+  KT_UNROLL
+  for (int v = 0; v < kVectors; ++v) {
+    const int j = v * V::kLanes;
+    if (a.f32) {
+      V::store_f32(a.f32 + j, sum[v]);
+    } else if (j + V::kLanes <= a.columns) {
+      V::store_bf16(a.bf16 + j, a.addend ? V::add(sum[v], V::load_bf16(a.addend + j)) : sum[v]);
+    } else if (j < a.columns) {
+      float tail[V::kLanes];
+      V::store_f32(tail, sum[v]);
+      const float* parts[] = {tail};
+      store<V>(parts, 1, a.columns - j, a.addend ? a.addend + j : nullptr, a.bf16 + j);
+    }
+  }
+}
+
 template <class V, bool kF32>
 KT_INLINE void finish_to(const FinishArgs& a) {
   int j = 0;

@@ -319,6 +319,7 @@ constexpr IsaTable kTable = {
     quantise<V>,
     swiglu<V>,
     accumulate<V>,
+    combine<V>,
     store<V>,
     finish<V>,
     sum_of_squares<V>,

@@ -110,6 +110,19 @@ struct GateUp {
   const float* bias;
 };
 
+// out[j] = sum over i < n of weights[i] * c[rows[i]][j] (+ addend[j]) for j < columns, rows of c kPairColumns long, the
+// first products first. One of the outputs is null; f32 has room for kPairColumns and gets no addend.
+struct CombineArgs {
+  const float* c;
+  const int32_t* rows;
+  const float* weights;
+  int n;
+  int columns;             // at most kPairColumns
+  const uint16_t* addend;  // may be null, or bf16 itself
+  uint16_t* bf16;
+  float* f32;
+};
+
 // out[j] = scale * (c[j] + bias[j]) + addend[j] for j < n; bias and addend may be null. One of the outputs is null.
 struct FinishArgs {
   const float* c;
@@ -199,6 +212,7 @@ struct IsaTable {
   void (*swiglu)(const GateUp& c, int m, int pairs, Activation activation, uint16_t* h, size_t h_pitch);
   // acc[j] += weight * c[j], n a multiple of 16.
   void (*accumulate)(float* acc, const float* c, float weight, int n);
+  void (*combine)(const CombineArgs& args);
   // out[j] = bf16(sum of parts[p][j] + addend[j]), any n; addend may be null, or out itself.
   void (*store)(const float* const* parts, int n_parts, int n, const uint16_t* addend, uint16_t* out);
 

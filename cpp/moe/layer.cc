@@ -232,7 +232,11 @@ WorkspaceNeeds Layer::needs() const {
   }
   GatheredRows::add_needs(kernels(kUp), chunk_tokens_, config_.hidden, &n);
   GatheredRows::add_needs(kernels(kDown), max_pairs, widest, &n);
-  n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPanelRows) * 4;
+  if (shards_.size() > 1) {
+    n.partial_bytes = static_cast<size_t>(chunk_tokens_) * round_up(config_.hidden, kPairColumns) * 4;
+  }
+  const int most_product_rows = max_pairs + std::min(config_.num_experts, max_pairs) * (kRowUnit - 1);
+  n.products_bytes = regions_bytes(*isa_, config_.hidden, most_product_rows);
   const int depth = std::max(config_.hidden, widest);
   n.scratch_bytes = isa_->gemm_scratch_bytes(depth, isa_->max_panels);
   n.c_bytes = GemmArgs::c_columns(isa_->max_rows) * div_up(isa_->max_panels, 2) * 4;

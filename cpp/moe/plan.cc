@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "kernels/kernel.h"
+
 namespace kt {
 namespace {
 
@@ -26,6 +28,11 @@ void Plan::reserve(int num_experts, int max_pairs) {
   grow(tokens_, max_pairs);
   grow(weights_, max_pairs);
   grow(left_out_, num_experts);
+  grow(next_row_, num_experts);
+  grow(token_begin_, max_pairs + 1);
+  grow(product_row_, max_pairs);
+  grow(token_weights_, max_pairs);
+  grow(chunks_, num_experts + max_pairs / kRowUnit);
 }
 
 void Plan::leave_out(int num_experts, const uint8_t* mask, const uint8_t* skip) {
@@ -47,6 +54,16 @@ int Plan::first_missing(const Routing& routing, const uint8_t* loaded) const {
   });
 }
 
+void Plan::cut(int most) {
+  chunks_.clear();
+  for (const int slot : by_size_) {
+    // build() left it behind the rows of the expert.
+    const int rows = end(slot) - begin(slot), first_row = next_row_[expert(slot)] - rows;
+    for (int i = 0; i < rows; i += most)
+      chunks_.push_back({slot, begin(slot) + i, std::min(most, rows - i), first_row + i});
+  }
+}
+
 template <class Id>
 void Plan::build_from(const Id* ids, const Routing& routing) {
   slot_.assign(num_experts(), 0);
@@ -57,10 +74,14 @@ void Plan::build_from(const Id* ids, const Routing& routing) {
   experts_.clear();
   by_size_.clear();
   begin_.assign(1, 0);
+  next_row_.resize(num_experts());
+  product_rows_ = 0;
   for (int e = 0; e < num_experts(); ++e) {
     const int n = slot_[e];
     if (n == 0) continue;
     slot_[e] = begin_.back();
+    next_row_[e] = product_rows_;
+    product_rows_ += round_up(n, kRowUnit);
     by_size_.push_back(active());
     experts_.push_back(e);
     begin_.push_back(begin_.back() + n);
@@ -72,13 +93,19 @@ void Plan::build_from(const Id* ids, const Routing& routing) {
   });
   tokens_.resize(pairs());
   weights_.resize(pairs());
+  token_begin_.assign(1, 0);
+  product_row_.clear();
+  token_weights_.clear();
   for (int t = 0; t < routing.tokens; ++t) {
     for (int j = t * routing.top_k; j < (t + 1) * routing.top_k; ++j) {
       if (skipped(ids[j])) continue;
       const int at = slot_[ids[j]]++;
       tokens_[at] = t;
       weights_[at] = routing.weights[j];
+      product_row_.push_back(next_row_[ids[j]]++);
+      token_weights_.push_back(routing.weights[j]);
     }
+    token_begin_.push_back(static_cast<int>(product_row_.size()));
   }
 }
 

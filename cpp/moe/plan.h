@@ -24,6 +24,18 @@ struct Routing {
 // The (token, weight) pairs grouped by expert, in token order. A token that names an expert twice has two pairs.
 class Plan {
  public:
+  // Pairs [first, first + count) of an active expert, and the row of the first of them in a table of products where
+  // every expert starts at a multiple of kRowUnit.
+  struct Chunk {
+    int slot, first, count, row;
+  };
+  // Of one token: rows in that table, as the routing has them.
+  struct TokenPairs {
+    const int32_t* rows;
+    const float* weights;
+    int count;
+  };
+
   // After this, build() with at most these sizes allocates nothing.
   void reserve(int num_experts, int max_pairs);
   // Leaves experts out of what is built next: those whose byte in mask or in skip is not 0; either may be null. Read
@@ -41,6 +53,14 @@ class Plan {
   int end(int i) const { return begin_[i + 1]; }
   // The active expert with the i-th most pairs.
   int by_size(int i) const { return by_size_[i]; }
+  // Chunks of at most so many pairs, the experts with most pairs first.
+  void cut(int most);
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  int product_rows() const { return product_rows_; }
+  TokenPairs of_token(int token) const {
+    const int begin = token_begin_[token];
+    return {product_row_.data() + begin, token_weights_.data() + begin, token_begin_[token + 1] - begin};
+  }
   const int32_t* tokens() const { return tokens_.data(); }
   const float* weights() const { return weights_.data(); }
 
@@ -55,6 +75,10 @@ class Plan {
 
   std::vector<int32_t> experts_, begin_, by_size_, tokens_, slot_;
   std::vector<float> weights_;
+  int product_rows_ = 0;
+  std::vector<int32_t> next_row_, token_begin_, product_row_;
+  std::vector<float> token_weights_;
+  std::vector<Chunk> chunks_;
   std::vector<uint8_t> left_out_;
 };
 

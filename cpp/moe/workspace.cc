@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "threads/gate.h"
-
 namespace kt {
 namespace {
 
@@ -16,15 +14,7 @@ Status grow(NumaBuffer& buffer, size_t bytes, int numa_id) {
   return Status::ok();
 }
 
-// First halves are taken before any second one, so waits are short and rare.
-constexpr SpinPolicy kWaitForHalf{1'000'000, 1000};
-
 }  // namespace
-
-void FirstHalf::wait() {
-  while (!spin_until([this] { return there_.load(std::memory_order_acquire); }, kWaitForHalf)) yield_core();
-  there_.store(false, std::memory_order_relaxed);
-}
 
 Status Workspace::ensure(const WorkspaceNeeds& needs) {
   const std::lock_guard lock(mutex_);
@@ -39,6 +29,7 @@ Status Workspace::ensure(const WorkspaceNeeds& needs) {
     KT_RETURN_IF_ERROR(grow(nodes_[i].gathered_few, needs.gathered_few_bytes, id));
     KT_RETURN_IF_ERROR(grow(nodes_[i].gathered_many, needs.gathered_many_bytes, id));
     KT_RETURN_IF_ERROR(grow(nodes_[i].partial, needs.partial_bytes, id));
+    KT_RETURN_IF_ERROR(grow(nodes_[i].products, needs.products_bytes, id));
     for (int t = 0; t < pool_->node(i).threads; ++t, ++global) {
       KT_RETURN_IF_ERROR(grow(threads_[global].scratch, needs.scratch_bytes, id));
       KT_RETURN_IF_ERROR(grow(threads_[global].c, needs.c_bytes, id));

@@ -1,7 +1,6 @@
 // Scratch memory of a forward pass, shared by all layers of a pool: layers run one at a time.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,8 +9,10 @@
 #include "base/status.h"
 #include "moe/act_rows.h"
 #include "moe/plan.h"
+#include "moe/regions.h"
 #include "threads/numa_buffer.h"
 #include "threads/pool.h"
+#include "threads/progress.h"
 
 namespace kt {
 
@@ -24,21 +25,21 @@ struct WorkspaceNeeds {
   size_t hidden_quantised_bytes = 0;
   size_t gathered_few_bytes = 0;  // rows of a node as kernels for a few rows take them
   size_t gathered_many_bytes = 0;
-  size_t partial_bytes = 0;  // f32 output of a node: of half of the experts, or with several nodes of all
-  size_t scratch_bytes = 0;  // kernels' scratch of a worker
-  size_t c_bytes = 0;        // product of a worker
-  size_t sum_bytes = 0;      // output columns of a worker
-  size_t rows_bytes = 0;     // input of a worker in the order of an expert's columns
+  size_t partial_bytes = 0;   // f32 output of a node, where there are several
+  size_t products_bytes = 0;  // f32 rows of pairs of a node, for long prompts
+  size_t scratch_bytes = 0;   // kernels' scratch of a worker
+  size_t c_bytes = 0;         // product of a worker
+  size_t sum_bytes = 0;       // output columns of a worker, for short prompts
+  size_t rows_bytes = 0;      // input of a worker in the order of an expert's columns
 };
 
-// The first half of a task's sums, left by one worker for another; as new when the other one has waited.
-class FirstHalf {
- public:
-  void leave() { there_.store(true, std::memory_order_release); }
-  void wait();
-
- private:
-  std::atomic<bool> there_{false};
+// Tasks of a region that are done.
+struct RegionProgress {
+  Progress products, sums;
+  void reset() {
+    products.reset();
+    sums.reset();
+  }
 };
 
 class Workspace {
@@ -48,12 +49,10 @@ class Workspace {
   // Grows to the largest needs so far. Called when a layer is made or loaded, never in forward.
   Status ensure(const WorkspaceNeeds& needs);
 
-  // Of output columns, that may be halved.
-  static constexpr int kMaxBlocks = 4096;
   struct Node {
     ActBuffer input, hidden_quantised;
-    NumaBuffer hidden, partial, gathered_few, gathered_many;
-    std::unique_ptr<FirstHalf[]> halves = std::make_unique<FirstHalf[]>(kMaxBlocks);
+    NumaBuffer hidden, partial, products, gathered_few, gathered_many;
+    std::unique_ptr<RegionProgress[]> regions = std::make_unique<RegionProgress[]>(Regions::kMost);
   };
   struct Thread {
     NumaBuffer scratch, c, sum, rows;

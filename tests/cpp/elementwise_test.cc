@@ -417,6 +417,49 @@ KT_TEST(store_sums_parts_in_order_and_rounds_once) {
   }
 }
 
+KT_TEST(combine_adds_weighted_rows_in_their_order) {
+  Random random(8);
+  constexpr int kRows = 7, kRow = kt::kPairColumns;
+  Guarded<float> c(kRows * kRow);
+  for (float& x : c) x = random.gaussian();
+  c.seal();
+  for (const Variant& v : kt_test::variants().run) {
+    for (int columns : {1, 7, 8, 15, 16, 17, 31, 32}) {
+      for (int n : {0, 1, 2, 8}) {
+        Guarded<int32_t> rows(n);
+        Guarded<float> weights(n);
+        for (int i = 0; i < n; ++i) {
+          rows[i] = (5 * i + 3) % kRows;  // not in order, one of them twice
+          weights[i] = random.gaussian();
+        }
+        std::vector<float> sums(kRow);
+        for (int i = 0; i < n; ++i) {
+          for (int j = 0; j < kRow; ++j) sums[j] = std::fma(c[rows[i] * kRow + j], weights[i], sums[j]);
+        }
+        kt_test::now_running("%s combine columns=%d n=%d", v.name, columns, n);
+        Guarded<float> f32(kRow);
+        v.table->combine({c.data(), rows.data(), weights.data(), n, columns, nullptr, nullptr, f32.data()});
+        KT_CHECK(f32.front_intact());
+        KT_CHECK(std::memcmp(f32.data(), sums.data(), f32.bytes()) == 0);
+        for (Addend kind : {Addend::none, Addend::output, Addend::other}) {
+          Guarded<uint16_t> out(columns), other(columns);
+          kt_test::fill_gaussian_bf16(out, random);
+          kt_test::fill_gaussian_bf16(other, random);
+          other.seal();
+          const uint16_t* addend = kind == Addend::none ? nullptr : kind == Addend::output ? out.data() : other.data();
+          std::vector<uint16_t> expected(columns);
+          for (int j = 0; j < columns; ++j) {
+            expected[j] = kt::f32_to_bf16(addend ? sums[j] + kt::bf16_to_f32(addend[j]) : sums[j]);
+          }
+          v.table->combine({c.data(), rows.data(), weights.data(), n, columns, addend, out.data(), nullptr});
+          KT_CHECK(out.front_intact());
+          KT_CHECK(std::memcmp(out.data(), expected.data(), out.bytes()) == 0);
+        }
+      }
+    }
+  }
+}
+
 KT_TEST(store_rounds_to_nearest_even) {
   struct Case {
     uint32_t f32;

@@ -1,0 +1,28 @@
+// Tasks that wait for others of the same job.
+#pragma once
+
+#include <atomic>
+
+#include "threads/gate.h"
+
+namespace kt {
+
+// How many tasks of a kind are done, for those that need all of them. Tasks must be taken in an order in which none
+// needs one behind it: then whoever is waited for is at work. Two lines apart, as TaskCounter.
+class alignas(128) Progress {
+ public:
+  void reset() { done_.store(0, std::memory_order_relaxed); }
+  // What the caller wrote before is seen by everyone whose wait() counts it.
+  void add() { done_.fetch_add(1, std::memory_order_release); }
+  void wait(int count) const {
+    const auto there = [&] { return done_.load(std::memory_order_acquire) >= count; };
+    while (!spin_until(there, kPolicy)) yield_core();
+  }
+
+ private:
+  // Those who are waited for have started long before as a rule.
+  static constexpr SpinPolicy kPolicy{1'000'000, 1000};
+  std::atomic<int> done_{0};
+};
+
+}  // namespace kt
