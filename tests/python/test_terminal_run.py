@@ -31,11 +31,11 @@ def test_a_model_is_run_and_talked_to(tmp_path, demo_path):
         server.type("1")
         server.wait_for("/v1/chat/completions", 120)  # the last of what it says when it is up
         port = re.search(r"http://127\.0\.0\.1:(\d+)/v1", server.text)[1]
-        with terminal(tmp_path, "chat", "--port", port, "--max-tokens", "8", "-t", "0") as chat:
+        with terminal(tmp_path, "chat", "--port", port, "--max-tokens", "4", "-t", "0") as chat:
             chat.wait_for("demo at http://127.0.0.1")
             chat.type("What is the capital of France?")
-            chat.wait_for("· Out 8", 60)
-            chat.wait_for("cut off; --max-tokens is 8")
+            chat.wait_for("· Out 4", 60)
+            chat.wait_for("cut off; --max-tokens is 4")
             chat.type("", CTRL_D)
             assert chat.exit_code() == 0
         server.type("", CTRL_C)
