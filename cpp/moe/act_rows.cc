@@ -46,6 +46,11 @@ void quantise_columns(const IsaTable& isa, ActKind kind, const uint16_t* x, int 
                to_rows.group_sums + group, to_rows.sums + r * to_rows.sum_pitch + from / kSumGroup);
 }
 
+void quantise_range(const IsaTable& isa, ActKind kind, const uint16_t* rows, size_t pitch, int begin, int end, int k,
+                    const ActRows& to) {
+  for (int row = begin; row < end; ++row) quantise_columns(isa, kind, rows + row * pitch, row, 0, k, to);
+}
+
 void quantise_rows(const IsaTable& isa, ActKind kind, const Worker& worker, const uint16_t* rows, size_t pitch,
                    int count, int k, const ActRows& to) {
   const int pieces = div_up(k, kPiece);

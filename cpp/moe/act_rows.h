@@ -46,6 +46,10 @@ inline Acts bf16_acts(const uint16_t* rows, size_t pitch) {
 void quantise_columns(const IsaTable& isa, ActKind kind, const uint16_t* x, int row, int from, int to,
                       const ActRows& to_rows);
 
+// Rows [begin, end) of bf16 rows, `pitch` elements apart, to quantised ones.
+void quantise_range(const IsaTable& isa, ActKind kind, const uint16_t* rows, size_t pitch, int begin, int end, int k,
+                    const ActRows& to);
+
 // This worker's share of bf16 rows, `pitch` elements apart, to quantised ones; all workers of its node together do all.
 // Rows are cut into pieces so that one row keeps several workers busy. A worker's pieces lie side by side: rows are
 // shorter than what a hardware prefetcher needs to get going.

@@ -23,6 +23,7 @@ Regions ForwardPass::lay_out_regions() const {
   r.sums = r.pairs * div_up(tokens(), kSumTokens);
   for (int i = 0; i < workspace.pool().node_count(); ++i) {
     for (int j = 0; j < r.count; ++j) workspace.node(i).regions[j].reset();
+    for (int j = 0; j < plan.active(); ++j) workspace.node(i).intermediate[j].reset();
   }
   return r;
 }
@@ -44,6 +45,7 @@ void ForwardPass::down_by_region(const Worker& worker) {
     RegionProgress* progress = &node(worker).regions[task.region];
     if (task.product) {
       if (task.region >= Regions::kKept) progress[-Regions::kKept].sums.wait(regions.sums);
+      if (follows()) wait_for_rows(worker, plan.chunks()[task.index]);
       multiply_chunk(worker, task, first_weights(worker, next));
       progress->products.add();
     } else {
@@ -60,6 +62,16 @@ const uint8_t* ForwardPass::first_weights(const Worker& worker, int i) const {
   if (!task.product) return nullptr;
   const int expert = plan.expert(plan.chunks()[task.index].slot);
   return layer.panel(shard(worker), expert, kDown, 2 * task.region * regions.pairs);
+}
+
+// All tasks of gate and up have been taken when a worker comes here. Kernels read whole units of rows, so those of
+// experts behind this one too.
+void ForwardPass::wait_for_rows(const Worker& worker, const Plan::Chunk& chunk) const {
+  // Those of an expert, and one for what was done to its rows then.
+  const int end = chunk.first + round_up(chunk.count, kRowUnit), tasks = gate_up_blocks(worker) + 1;
+  for (int slot = chunk.slot; slot < plan.active() && plan.begin(slot) < end; ++slot) {
+    node(worker).intermediate[slot].wait(tasks);
+  }
 }
 
 // Columns of a region for one chunk of rows. next: the weights after those.

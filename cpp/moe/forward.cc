@@ -45,14 +45,9 @@ void ForwardPass::work(const Worker& worker) {
     worker.node_barrier();
   }
   gate_up(worker);
-  worker.node_barrier();
-  if (quantised) {
-    quantise_rows(isa, act, worker, reinterpret_cast<const uint16_t*>(n.hidden.data()),
-                  hidden_pitch(shard(worker).size), plan.pairs(), shard(worker).size, n.hidden_quantised);
+  if (!follows()) {
     worker.node_barrier();
-  } else if (hidden_rows.any()) {
-    hidden_rows.gather(worker, hidden_acts(worker), shard(worker).size, n);
-    worker.node_barrier();
+    make_hidden_rows(worker);
   }
   if (regions.count > 0) {
     down_by_region(worker);
@@ -62,6 +57,19 @@ void ForwardPass::work(const Worker& worker) {
   if (!alone()) {
     worker.barrier();
     add_nodes(worker);
+  }
+}
+
+// All intermediate rows as down takes them.
+void ForwardPass::make_hidden_rows(const Worker& worker) const {
+  const int size = shard(worker).size;
+  if (quantised) {
+    quantise_rows(isa, act, worker, hidden_data(worker), hidden_pitch(size), plan.pairs(), size,
+                  node(worker).hidden_quantised);
+    worker.node_barrier();
+  } else if (hidden_rows.any()) {
+    hidden_rows.gather(worker, hidden_acts(worker), size, node(worker));
+    worker.node_barrier();
   }
 }
 

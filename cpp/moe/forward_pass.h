@@ -32,6 +32,7 @@ struct ForwardPass {
 
   ForwardPass(Layer& layer, Workspace& workspace, const ForwardArgs& args);
   void work(const Worker& worker);
+  void make_hidden_rows(const Worker& worker) const;
 
   int tokens() const { return args.routing.tokens; }
   // Whether products are bound by arithmetic rather than by reading weights.
@@ -51,12 +52,22 @@ struct ForwardPass {
   // are made in each task.
   bool gathers_input() const { return input_rows.any() && layer.paired() && !layer.has_columns(); }
   Acts input_acts() const { return bf16_acts(args.input, hidden); }
+  uint16_t* hidden_data(const Worker& worker) const { return reinterpret_cast<uint16_t*>(node(worker).hidden.data()); }
   Acts hidden_acts(const Worker& worker) const {
-    return bf16_acts(reinterpret_cast<const uint16_t*>(node(worker).hidden.data()), hidden_pitch(shard(worker).size));
+    return bf16_acts(hidden_data(worker), hidden_pitch(shard(worker).size));
+  }
+
+  // Whether products of down start as soon as the rows they read are there, and not behind barriers. Rows are then
+  // quantised by the worker who completes those of an expert, which would take long if experts are few. Gathered rows
+  // lie where those of the input do, so they have to wait.
+  bool follows() const {
+    return regions.count > 0 && !hidden_rows.any() && (!quantised || plan.active() >= 2 * most_threads());
   }
 
   // gate_up.cc
   void gate_up(const Worker& worker);
+  int gate_up_blocks(const Worker& worker) const;
+  void quantise_expert(const Worker& worker, int slot) const;
   int gate_up_block(const Layer::Shard& s, int threads) const;
   GateUp gate_up_products(const Layer::Shard& s, int expert, int first, int count, const float* bias, GemmArgs g,
                           Workspace::Thread& thread) const;
@@ -83,6 +94,7 @@ struct ForwardPass {
   void down_by_region(const Worker& worker);
   float* products(const Worker& worker, int region, int pair) const;
   const uint8_t* first_weights(const Worker& worker, int task) const;
+  void wait_for_rows(const Worker& worker, const Plan::Chunk& chunk) const;
   void multiply_chunk(const Worker& worker, const Regions::Task& task, const uint8_t* next);
   void sum_tokens(const Worker& worker, const Regions::Task& task) const;
 };

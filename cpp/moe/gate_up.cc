@@ -33,6 +33,10 @@ int ForwardPass::gate_up_block(const Layer::Shard& s, int threads) const {
   return std::clamp(least, 1, most);
 }
 
+int ForwardPass::gate_up_blocks(const Worker& worker) const {
+  return div_up(panel_count(shard(worker).size), gate_up_block(shard(worker), worker.node_threads));
+}
+
 // Tasks: (expert by descending rows, block of panel pairs). Each writes its own columns of the intermediate rows.
 void ForwardPass::gate_up(const Worker& worker) {
   const Layer::Shard& s = shard(worker);
@@ -40,9 +44,9 @@ void ForwardPass::gate_up(const Worker& worker) {
   Workspace::Thread& thread = workspace.thread(worker.global);
   const int pairs = panel_count(s.size);
   const int block = gate_up_block(s, worker.node_threads);
-  const int blocks = div_up(pairs, block);
+  const int blocks = gate_up_blocks(worker);
   const Acts acts = quantised ? node.input.acts() : input_acts();
-  uint16_t* h = reinterpret_cast<uint16_t*>(node.hidden.data());
+  uint16_t* h = hidden_data(worker);
   const size_t pitch = hidden_pitch(s.size);
   for (int task; (task = gate_up_tasks[worker.node].take()) < plan.active() * blocks;) {
     const int slot = plan.by_size(task / blocks);
@@ -63,7 +67,18 @@ void ForwardPass::gate_up(const Worker& worker) {
                  pitch);
       if (first + count == pairs) clear_padding(h + row * pitch, g.m, pitch, s.size);
     }
+    if (follows() && node.intermediate[slot].add() == blocks) {
+      if (quantised) quantise_expert(worker, slot);
+      node.intermediate[slot].add();
+    }
   }
+}
+
+// Intermediate rows, which are complete.
+void ForwardPass::quantise_expert(const Worker& worker, int slot) const {
+  const int size = shard(worker).size;
+  quantise_range(isa, act, hidden_data(worker), hidden_pitch(size), plan.begin(slot), plan.end(slot), size,
+                 node(worker).hidden_quantised);
 }
 
 // Of one format, gate and up are one product over pairs of panels; of two, two, one behind the other in c.

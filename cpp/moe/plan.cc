@@ -93,20 +93,22 @@ void Plan::build_from(const Id* ids, const Routing& routing) {
   });
   tokens_.resize(pairs());
   weights_.resize(pairs());
-  token_begin_.assign(1, 0);
-  product_row_.clear();
-  token_weights_.clear();
+  token_begin_.resize(routing.tokens + 1);
+  product_row_.resize(pairs());
+  token_weights_.resize(pairs());
+  int pair = 0;
   for (int t = 0; t < routing.tokens; ++t) {
+    token_begin_[t] = pair;
     for (int j = t * routing.top_k; j < (t + 1) * routing.top_k; ++j) {
       if (skipped(ids[j])) continue;
       const int at = slot_[ids[j]]++;
       tokens_[at] = t;
       weights_[at] = routing.weights[j];
-      product_row_.push_back(next_row_[ids[j]]++);
-      token_weights_.push_back(routing.weights[j]);
+      product_row_[pair] = next_row_[ids[j]]++;
+      token_weights_[pair++] = routing.weights[j];
     }
-    token_begin_.push_back(static_cast<int>(product_row_.size()));
   }
+  token_begin_[routing.tokens] = pair;
 }
 
 }  // namespace kt

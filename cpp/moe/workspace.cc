@@ -23,6 +23,8 @@ Status Workspace::ensure(const WorkspaceNeeds& needs) {
   threads_.resize(pool_->total_threads());
   for (int i = 0, global = 0; i < pool_->node_count(); ++i) {
     const int id = pool_->node(i).numa_id;
+    const auto experts = static_cast<size_t>(needs.num_experts);
+    if (nodes_[i].intermediate.size() < experts) nodes_[i].intermediate = std::vector<Progress>(experts);
     KT_RETURN_IF_ERROR(grow(nodes_[i].input.memory, needs.input_bytes, id));
     KT_RETURN_IF_ERROR(grow(nodes_[i].hidden, needs.hidden_bytes, id));
     KT_RETURN_IF_ERROR(grow(nodes_[i].hidden_quantised.memory, needs.hidden_quantised_bytes, id));

@@ -53,6 +53,7 @@ class Workspace {
     ActBuffer input, hidden_quantised;
     NumaBuffer hidden, partial, products, gathered_few, gathered_many;
     std::unique_ptr<RegionProgress[]> regions = std::make_unique<RegionProgress[]>(Regions::kMost);
+    std::vector<Progress> intermediate;  // of each active expert: tasks of gate and up that are done
   };
   struct Thread {
     NumaBuffer scratch, c, sum, rows;

@@ -12,8 +12,9 @@ namespace kt {
 class alignas(128) Progress {
  public:
   void reset() { done_.store(0, std::memory_order_relaxed); }
-  // What the caller wrote before is seen by everyone whose wait() counts it.
-  void add() { done_.fetch_add(1, std::memory_order_release); }
+  // What the caller wrote before is seen by everyone whose wait() counts it, and by whoever adds later. Returns how
+  // many are done.
+  int add() { return done_.fetch_add(1, std::memory_order_acq_rel) + 1; }
   void wait(int count) const {
     const auto there = [&] { return done_.load(std::memory_order_acquire) >= count; };
     while (!spin_until(there, kPolicy)) yield_core();
