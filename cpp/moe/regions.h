@@ -13,7 +13,7 @@ namespace kt {
 // nobody waits for the last products, and there is room for the products of kKept regions at once.
 struct Regions {
   static constexpr int kKept = 3;
-  // Of progress to keep.
+  // Regions of a pass, at most.
   static constexpr int kMost = 64;
 
   int pairs = 0;  // of panels in a region; the last one may have fewer
@@ -35,7 +35,9 @@ struct Regions {
   }
 };
 
-// Bytes of the products of a region, about, for prompts whose products would be more.
+// Bytes of the products of a region, about, for prompts whose products would be more. Widths in turns, 2048 tokens of
+// qwen3-30b, 2.4 MB a pair, AMX, 16 threads: 4, 8, 16, 32, 64 pairs FP8 25.3, 25.1, 24.7, 24.8, 24.8 ms,
+// bf16 26.2, 25.2, 24.8, 25.5, 25.8.
 constexpr size_t kRegionBytes = size_t{40} << 20;
 // Of a pair of panels, for so many rows of products; one more, so that the same row of several pairs does not always
 // fall into the same sets of the cache.
