@@ -14,7 +14,8 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet --const
 SOURCES  := $(shell find cpp src cmake tests/cpp -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
 CXX_CODE := $(shell find cpp src tests/cpp -name '*.h' -o -name '*.cc')
 TSAN_TESTS := $(notdir $(basename $(wildcard tests/cpp/pool*_test.cc tests/cpp/queue*_test.cc tests/cpp/port*_test.cc \
-	tests/cpp/task_test.cc tests/cpp/driver_test.cc tests/cpp/copy_test.cc tests/cpp/decoder*_test.cc)))
+	tests/cpp/task_test.cc tests/cpp/driver_test.cc tests/cpp/copy_test.cc tests/cpp/decoder*_test.cc \
+	tests/cpp/plan_test.cc tests/cpp/forward_test.cc)))
 
 export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -53,7 +54,7 @@ test-wheel: $(VENV)/.built  ## a wheel installs into an empty environment and wo
 	python tools/build_wheel.py --to $(BUILD)/wheel --only-this-python --build-dir $(BUILD)
 	python tools/try_wheel.py $(BUILD)/wheel/*.whl
 
-sanitize: asan tsan  ## C++ tests under ASan+UBSan (AVX2 kernels, else emulated ones), and TSan (pool, queue, ports, tasks)
+sanitize: asan tsan  ## C++ tests under ASan+UBSan (AVX2 kernels, else emulated ones), and TSan (pool, queue, ports, tasks, layers)
 
 CONFIGURE = cmake -S . -G Ninja --log-level=WARNING -DKT_PYTHON=OFF -DKT_DEV=ON
 

@@ -337,7 +337,7 @@ struct KCore : BytesBase<V, 1> {
   static void gather(const Acts& acts, int row, int k0, int kc, int k, uint8_t* dst, float*, int32_t* inits) {
     float* scales = reinterpret_cast<float*>(inits + kPairs);
     int16_t* sums = reinterpret_cast<int16_t*>(inits);
-    const auto put_sum = [sums](int g, int32_t sum) {
+    const auto put_sum = [&](int g, int32_t sum) {
       if constexpr (To::kMins) sums[g] = static_cast<int16_t>(sum);
     };
     ByteActs<V, 1, kGroup, kActGroup, To::kMins ? 0 : 128>::gather(acts, row, k0, kc, k, dst, scales, put_sum);
