@@ -67,7 +67,7 @@ const uint8_t* ForwardPass::first_weights(const Worker& worker, int i) const {
 // All tasks of gate and up have been taken when a worker comes here. Kernels read whole units of rows, so those of
 // experts behind this one too.
 void ForwardPass::wait_for_rows(const Worker& worker, const Plan::Chunk& chunk) const {
-  // Those of an expert, and one for what was done to its rows then.
+  // Of an expert: its tasks, and one for what was done to its rows behind the last of them.
   const int end = chunk.first + round_up(chunk.count, kRowUnit), tasks = gate_up_blocks(worker) + 1;
   for (int slot = chunk.slot; slot < plan.active() && plan.begin(slot) < end; ++slot) {
     node(worker).intermediate[slot].wait(tasks);

@@ -10,14 +10,15 @@
 
 namespace kt {
 
-// Tokens of one pass. More would read each expert fewer times, but the f32 output columns of a worker (kChunkTokens x
-// 64 x 4 bytes) should stay in its L2.
+// Tokens of one pass. More would read each expert fewer times, but the workspace grows with them: intermediate rows,
+// and sums of a worker.
 constexpr int kChunkTokens = 4096;
 
 // Elements from row to row of the bf16 intermediate; 32 elements of padding spread the rows over the cache sets.
 constexpr size_t hidden_pitch(int shard_size) { return static_cast<size_t>(padded_depth(shard_size)) + 32; }
 
-// Output panels of one task of the down projection, at most: the sums of 2048 tokens are then 1 to 1.5 MB.
+// Output panels of one task of the down projection with a few rows an expert, at most: the sums of 2048 tokens are
+// then 1 to 1.5 MB.
 constexpr int down_panels_max(const IsaTable& isa) { return 3 * isa.max_panels / 8; }
 
 // Of the experts that the workspace's plan does not leave out.

@@ -36,7 +36,7 @@ class Plan {
     int count;
   };
 
-  // After this, build() with at most these sizes allocates nothing.
+  // After this, build() and cut() with at most these sizes allocate nothing; cut() takes kRowUnit or more.
   void reserve(int num_experts, int max_pairs);
   // Leaves experts out of what is built next: those whose byte in mask or in skip is not 0; either may be null. Read
   // here and never again, because their owners may write to them while a forward runs.

@@ -8,7 +8,8 @@
 namespace kt {
 
 // How many tasks of a kind are done, for those that need all of them. Tasks must be taken in an order in which none
-// needs one behind it: then whoever is waited for is at work. Two lines apart, as TaskCounter.
+// needs one behind it, and done by each worker in that order: then the first that is not done waits for nobody. Two
+// lines apart, as TaskCounter.
 class alignas(128) Progress {
  public:
   void reset() { done_.store(0, std::memory_order_relaxed); }
