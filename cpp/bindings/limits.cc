@@ -24,10 +24,15 @@ struct Unit {
 };
 
 constexpr Unit kUnits[] = {
-    {"fma_f32", &kt::LimitLoops::fma_f32},           {"dot_bf16", &kt::LimitLoops::dot_bf16},
-    {"dot_u8s8", &kt::LimitLoops::dot_u8s8},         {"tile_bf16", &kt::LimitLoops::tile_bf16},
-    {"tile_u8s8", &kt::LimitLoops::tile_u8s8},       {"tile_bf16_l1", &kt::LimitLoops::tile_bf16_l1},
+    {"fma_f32", &kt::LimitLoops::fma_f32},
+    {"dot_bf16", &kt::LimitLoops::dot_bf16},
+    {"dot_u8s8", &kt::LimitLoops::dot_u8s8},
+    {"tile_bf16", &kt::LimitLoops::tile_bf16},
+    {"tile_u8s8", &kt::LimitLoops::tile_u8s8},
+    {"tile_bf16_l1", &kt::LimitLoops::tile_bf16_l1},
     {"tile_u8s8_l1", &kt::LimitLoops::tile_u8s8_l1},
+    {"tile_bf16_2x2", &kt::LimitLoops::tile_bf16_2x2},
+    {"tile_u8s8_2x2", &kt::LimitLoops::tile_u8s8_2x2},
 };
 
 void check_seconds(double seconds) {
@@ -85,6 +90,7 @@ void bind_limits(nb::module_& m) {
       "pool"_a, "gigabytes"_a, "seconds"_a, "ReadProbe(pool, gigabytes).measure(seconds).");
   m.def("measure_peak", &peak, "pool"_a, "unit"_a, "seconds"_a,
         "Operations per second of one arithmetic unit on all workers (a multiply-add is 2), or None where the active "
-        "variant has no such unit. Units: fma_f32, dot_bf16, dot_u8s8, tile_bf16, tile_u8s8, and tile_bf16_l1, "
-        "tile_u8s8_l1: with a load from L1 for every product.");
+        "variant has no such unit. Units: fma_f32, dot_bf16, dot_u8s8, tile_bf16, tile_u8s8; tile_bf16_l1, "
+        "tile_u8s8_l1: with the loads of a matrix product, from L1; tile_bf16_2x2, tile_u8s8_2x2: with all eight tile "
+        "registers in use.");
 }

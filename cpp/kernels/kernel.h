@@ -37,7 +37,7 @@ struct Acts {
 };
 
 // Tile kernels work on whole blocks of rows: c, and activations without a row list, need room for so many.
-constexpr int kRowUnit = 32;
+constexpr int kRowUnit = 16;
 
 // Columns of c that lie side by side: those of two panels.
 constexpr int kPairColumns = 2 * kPanelRows;

@@ -10,16 +10,20 @@ namespace kt {
 using PeakLoop = uint64_t (*)(uint64_t iterations);
 
 struct LimitLoops {
-  PeakLoop fma_f32;    // vector FMA
-  PeakLoop dot_bf16;   // vdpbf16ps; null where absent
-  PeakLoop dot_u8s8;   // vpdpbusd; null where absent
-  PeakLoop tile_bf16;  // tdpbf16ps; null where absent
-  PeakLoop tile_u8s8;  // tdpbsud; null where absent
-  // The same with a tile load from L1 for every product, the least that a matrix product needs with 2 x 2 accumulators.
-  PeakLoop tile_bf16_l1;
-  PeakLoop tile_u8s8_l1;
+  PeakLoop fma_f32 = nullptr;    // vector FMA
+  PeakLoop dot_bf16 = nullptr;   // vdpbf16ps; null where absent
+  PeakLoop dot_u8s8 = nullptr;   // vpdpbusd; null where absent
+  PeakLoop tile_bf16 = nullptr;  // tdpbf16ps; null where absent
+  PeakLoop tile_u8s8 = nullptr;  // tdpbsud; null where absent
+  // The same with the loads of a matrix product of 1 x 2 tiles, from L1: three for two products.
+  PeakLoop tile_bf16_l1 = nullptr;
+  PeakLoop tile_u8s8_l1 = nullptr;
+  // From registers again, but with all eight of them in use, as products of 2 x 2 tiles have them: as fast on a core of
+  // one's own, and less than half as fast beside a busy hyperthread (gemm_tiles-inl.h).
+  PeakLoop tile_bf16_2x2 = nullptr;
+  PeakLoop tile_u8s8_2x2 = nullptr;
   uint64_t (*read_stream)(const void* data,
-                          size_t bytes);  // reads every byte once; the value only defeats dead-code removal
+                          size_t bytes) = nullptr;  // reads every byte once; the value only defeats dead-code removal
 };
 
 }  // namespace kt

@@ -55,7 +55,7 @@ KT_TEST(peak_loops_count_what_they_do) {
   for_every_variant([](const kt::VariantInfo& variant, const kt::LimitLoops& loops) {
     KT_CHECK_EQ(loops.fma_f32 == nullptr, variant.emulated);
     for (kt::PeakLoop loop : {loops.fma_f32, loops.dot_bf16, loops.dot_u8s8, loops.tile_bf16, loops.tile_u8s8,
-                              loops.tile_bf16_l1, loops.tile_u8s8_l1}) {
+                              loops.tile_bf16_l1, loops.tile_u8s8_l1, loops.tile_bf16_2x2, loops.tile_u8s8_2x2}) {
       if (!loop) continue;
       KT_CHECK(loop(1) > 0);
       KT_CHECK_EQ(loop(7), 7 * loop(1));

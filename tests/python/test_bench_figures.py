@@ -5,8 +5,8 @@ from kt_kernel.bench import figures, shapes
 SHAPE = shapes.parse("8,2,64,32")
 
 
-def kernel_figure(weight_format="bf16", us=(100.0, 200.0, 300.0), unit="fma_f32"):
-    rounds = [{"read_gbps": 1.0, "peak": 1e9, "us": [u]} for u in us]
+def kernel_figure(weight_format="bf16", us=(100.0, 200.0, 300.0), unit="fma_f32", **beside):
+    rounds = [{"read_gbps": 1.0, "peak": 1e9, "us": [u], **beside} for u in us]
     return figures.kernel_figure(
         shape=SHAPE,
         weight_format=weight_format,
@@ -29,6 +29,13 @@ def test_shares_are_taken_round_by_round():
     assert figure["peak_share"] == pytest.approx(flops / 200e-6 / 1e9, rel=1e-3)
     assert figure["roofline_share"] == pytest.approx(max(0.25, flops / 200e-6 / 1e9), rel=1e-3)
     assert figure["intensity"] == pytest.approx(flops / 50_000, rel=1e-3)
+
+
+def test_shares_of_what_is_measured_beside_a_peak():
+    figure = kernel_figure(unit="tile_bf16", **{"fed": 5e8, "2x2": 2.5e8})
+    assert figure["fed_share"] == pytest.approx(2 * figure["peak_share"], rel=1e-3)
+    assert figure["2x2_share"] == pytest.approx(4 * figure["peak_share"], rel=1e-3)
+    assert "fed_share" not in kernel_figure()
 
 
 def test_without_a_peak_there_is_no_share_of_it():

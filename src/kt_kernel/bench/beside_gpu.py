@@ -5,7 +5,7 @@ from statistics import median
 import torch
 
 from kt_kernel import KTMoEWrapper, _core
-from kt_kernel.bench.layer import default_threads
+from kt_kernel.bench.layer import default_threads, measure_peaks
 from kt_kernel.bench.ours import PROBE_SECONDS, Ours
 from kt_kernel.bench.shapes import Shape
 from kt_kernel.bench.timing import sample
@@ -62,15 +62,16 @@ class BesideGpu(Ours):
         made = 0
         for _ in range(rounds):
             read_gbps = self._probe.measure(PROBE_SECONDS)
-            peak = self._whole_machine_peak(unit) if unit else None
+            peaks = self._whole_machine_peaks(unit)
             us = sample(calls.run, seconds / rounds, made)
             made += len(us)
-            answer["rounds"].append({"read_gbps": read_gbps, "peak": peak, "us": us})
+            answer["rounds"].append({"read_gbps": read_gbps, **peaks, "us": us})
         return {**answer, **self._overlap(calls, seconds)}
 
-    def _whole_machine_peak(self, unit: str) -> float:
+    def _whole_machine_peaks(self, unit: str | None) -> dict[str, float]:
         """As if the CPU that is left to the thread that drives the GPU worked too."""
-        return _core.measure_peak(self._pool, unit, PROBE_SECONDS) * default_threads() / self._pool.threads
+        more = default_threads() / self._pool.threads
+        return {name: more * peak for name, peak in measure_peaks(self._pool, unit, PROBE_SECONDS).items()}
 
     def error(self, tokens: list[int]) -> float:
         """The largest of these token counts: relative, of one call, against float32 on the GPU with the weights as the

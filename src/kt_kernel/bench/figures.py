@@ -42,7 +42,7 @@ def kernel_figure(
     """
     call_bytes = point["unique_experts"] * packed_bytes_per_expert
     flops = shape.flops(tokens)
-    rounds = [(median(r["us"]) / 1e6, r["read_gbps"] * 1e9, r["peak"]) for r in point["rounds"]]
+    rounds = [(median(r["us"]) / 1e6, r["read_gbps"] * 1e9, r.get("peak")) for r in point["rounds"]]
     us = [us for r in point["rounds"] for us in r["us"]]
     seconds = median(us) / 1e6
     figure = {
@@ -65,9 +65,10 @@ def kernel_figure(
     }
     if unit:
         figure["peak_share"] = round(median(flops / t / peak for t, _, peak in rounds), 4)
-        if point["rounds"][0].get("fed"):
-            shares = (flops / t / r["fed"] for (t, *_), r in zip(rounds, point["rounds"], strict=True))
-            figure["fed_share"] = round(median(shares), 4)
+        for name in ("fed", "2x2"):
+            if name in point["rounds"][0]:
+                shares = (flops / t / r[name] for (t, *_), r in zip(rounds, point["rounds"], strict=True))
+                figure[f"{name}_share"] = round(median(shares), 4)
         figure["roofline_share"] = round(median(max(call_bytes / r, flops / p) / t for t, r, p in rounds), 4)
     return figure
 

@@ -5,8 +5,13 @@ from kt_kernel.bench.batch import Batch, encoded_weights, expert_weights, gguf_w
 from kt_kernel.bench.shapes import GGUF_TYPES, GROUP_SIZES, Shape
 
 PEAK_UNITS = ("fma_f32", "dot_bf16", "dot_u8s8", "tile_bf16", "tile_u8s8")
-# The same with a load from L1 for every product: what the peak is worth to a kernel on this machine.
-FED_UNITS = {"tile_bf16": "tile_bf16_l1", "tile_u8s8": "tile_u8s8_l1"}
+# Measured beside a peak of tiles. "fed": with the loads of a matrix product, from L1, so what the peak is worth to a
+# kernel; "2x2": with all eight tile registers in use, the usual way to measure it, too low beside a busy hyperthread.
+BESIDE_PEAK = {
+    "tile_bf16": {"fed": "tile_bf16_l1", "2x2": "tile_bf16_2x2"},
+    "tile_u8s8": {"fed": "tile_u8s8_l1", "2x2": "tile_u8s8_2x2"},
+}
+LIMIT_UNITS = (*PEAK_UNITS, *(unit for beside in BESIDE_PEAK.values() for unit in beside.values()))
 
 
 def open_pool(threads: int | None) -> "_core.Pool":
@@ -24,6 +29,12 @@ def open_pool(threads: int | None) -> "_core.Pool":
 
 def default_threads() -> int:
     return sum(len(node.cpus) for node in _core.topology().nodes)
+
+
+def measure_peaks(pool: "_core.Pool", unit: str | None, seconds: float) -> dict[str, float]:
+    """``peak`` of a unit and what is measured beside it; nothing without a unit."""
+    units = {"peak": unit, **BESIDE_PEAK.get(unit, {})} if unit else {}
+    return {name: _core.measure_peak(pool, of, seconds) for name, of in units.items()}
 
 
 class Layers:

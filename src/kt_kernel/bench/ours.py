@@ -27,9 +27,7 @@ class Ours:
 
     def limits(self, threads: int | None, gigabytes: float, seconds: float) -> dict:
         pool = self._open_pool(threads)
-        peaks = {
-            unit: _core.measure_peak(pool, unit, seconds) for unit in (*layer.PEAK_UNITS, *layer.FED_UNITS.values())
-        }
+        peaks = {unit: _core.measure_peak(pool, unit, seconds) for unit in layer.LIMIT_UNITS}
         return {
             "read_gbps": _core.measure_read_bandwidth(pool, gigabytes, seconds),
             "peaks": {unit: ops for unit, ops in peaks.items() if ops is not None},
@@ -56,15 +54,10 @@ class Ours:
         calls = 1
         for _ in range(rounds):
             read_gbps = self._probe.measure(PROBE_SECONDS)
-            peak = _core.measure_peak(self._pool, unit, PROBE_SECONDS) if unit else None
-            fed = (
-                _core.measure_peak(self._pool, layer.FED_UNITS[unit], PROBE_SECONDS)
-                if unit in layer.FED_UNITS
-                else None
-            )
+            peaks = layer.measure_peaks(self._pool, unit, PROBE_SECONDS)
             us = sample(lambda call: self._layers.forward(batch, call), seconds / rounds, calls)
             calls += len(us)
-            answer["rounds"].append({"read_gbps": read_gbps, "peak": peak, "fed": fed, "us": us})
+            answer["rounds"].append({"read_gbps": read_gbps, **peaks, "us": us})
         return answer
 
     def time(self, tokens: int, seconds: float) -> dict:

@@ -50,6 +50,7 @@ _KERNEL_COLUMNS = (
     ("of peak", True, lambda f: _percent(f["peak_share"])),
     ("peak", False, lambda f: f["peak_unit"] or "-"),
     ("of fed", True, lambda f: _percent(f.get("fed_share"))),
+    ("of 2x2", True, lambda f: _percent(f.get("2x2_share"))),
     ("roofline", True, lambda f: _percent(f["roofline_share"])),
     ("x bf16", True, lambda f: f"{f['vs_bf16']:.2f}" if f.get("vs_bf16") else "-"),
 )
