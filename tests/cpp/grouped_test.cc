@@ -214,10 +214,12 @@ KT_TEST(scales_of_every_width) {
   }
 }
 
+namespace {
+
 // Scales and zeros that only the extremes of their width have, through every kernel: 2^-127 and 2^90 times codes,
-// subnormal e4m3 and f16 scales, zeros of 0 and 16. Larger ones would overflow in
-// sums of integers, and loaders refuse them.
-KT_TEST(extreme_scales) {
+// subnormal e4m3 and f16 scales, zeros of 0 and 16. Larger ones would overflow in sums of integers, and loaders refuse
+// them.
+void check_extreme_scales(int least_e8m0) {
   constexpr int kDepth = 256;
   for_each_format([&](Format format, const GroupedKind& kind, int group) {
     if (!kt::is_checkpoint(format)) return;
@@ -232,7 +234,7 @@ KT_TEST(extreme_scales) {
         if (kind.scales == kt::Scales::f32) std::memcpy(at, &f32, 4);
         if (kind.scales == kt::Scales::f16) std::memcpy(at, &f16, 2);
         if (kind.scales == kt::Scales::bf16) std::memcpy(at, &bf16, 2);
-        if (kind.scales == kt::Scales::e8m0) *at = static_cast<uint8_t>(n % 2 ? 217 : n / 2);
+        if (kind.scales == kt::Scales::e8m0) *at = static_cast<uint8_t>(n % 2 ? 217 : least_e8m0 + n / 2);
         if (kind.scales == kt::Scales::e4m3) *at = static_cast<uint8_t>(n % 2 ? 0x7e - n : n / 2);
         if (kind.mins == kt::Mins::zeros) panel.row_mins(n)[g] = n % 3 ? 16 : 0;
       }
@@ -256,6 +258,13 @@ KT_TEST(extreme_scales) {
       }
     }
   });
+}
+
+}  // namespace
+
+// From 2^-125 on, kernels may add exponents of mxfp4 as integers.
+KT_TEST(extreme_scales) {
+  for (int least_e8m0 : {0, 2}) check_extreme_scales(least_e8m0);
 }
 
 KT_TEST(unpacked_rows_are_those_of_a_panel) {

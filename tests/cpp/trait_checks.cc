@@ -82,6 +82,12 @@ constexpr TraitCheck kVectorChecks[] = {
 #endif
 #if defined(KT_EMULATED) || defined(__AVX512BF16__)
     KT_RUN_OP("table128 look_up", any, bits, kBytes, put(out, V::look_up(V::table128(in), ints(in, 2)))),
+    KT_INT_2(look_up_words),
+    KT_INT_2(sub_sat_u16),
+    KT_RUN_OP("look_up_f32", any, bits, kBytes, put(out, V::look_up_f32(f32(in, 0), ints(in, 1)))),
+    KT_INT_2(shift_right_lanes),
+    KT_RUN_OP("shift_right_lanes below 32", any, bits, kBytes,
+              put(out, V::shift_right_lanes(ints(in, 0), V::bit_and(ints(in, 1), V::set1_32(31))))),
     KT_RUN_OP("narrow_bf16", any, bits, kBytes, put(out, V::narrow_bf16(f32(in, 0), f32(in, 1)))),
     KT_RUN_OP("narrow_pairs", any, bits, kBytes, put(out, V::narrow_pairs(f32(in, 0), f32(in, 1)))),
     KT_RUN_OP("dot_bf16", bf16, near, kBytes, put(out, V::dot_bf16(f32(in, 0), ints(in, 1), ints(in, 2)))),

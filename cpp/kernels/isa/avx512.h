@@ -86,6 +86,13 @@ struct Avx512 {
   static Int look_up(const Table128& table, Int index) {
     return _mm512_permutex2var_epi8(table.low, index, table.high);
   }
+  // 32 words as a table, and what it holds at the low five bits of each word of `index`.
+  static Int look_up_words(Int table, Int index) { return _mm512_permutexvar_epi16(index, table); }
+  // 16 floats as a table, and what it holds at the low four bits of each lane of `index`.
+  static F32 look_up_f32(F32 table, Int index) { return _mm512_permutexvar_ps(index, table); }
+  static Int shift_right_lanes(Int a, Int by) { return _mm512_srlv_epi32(a, by); }
+  // Unsigned, 0 where b is larger.
+  static Int sub_sat_u16(Int a, Int b) { return _mm512_subs_epu16(a, b); }
   // The lanes of a and then b as bf16, to nearest even; denormals become 0.
   static Int narrow_bf16(F32 a, F32 b) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)); }
   // The same as pairs: lane i is a[i] and, in the high word, b[i].

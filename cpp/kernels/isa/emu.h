@@ -149,6 +149,22 @@ struct EmuVec {
     for (uint8_t& x : index.b) x = table.b[x & 127];
     return index;
   }
+  static Int look_up_words(Int table, Int index) {
+    uint16_t words[2 * N];
+    std::memcpy(words, table.b, 4 * N);
+    return map<uint16_t>(index, index, [&](int x, int) { return words[x % (2 * N)]; });
+  }
+  static F32 look_up_f32(F32 table, Int index) {
+    F32 r;
+    for (int i = 0; i < N; ++i) r.v[i] = table.v[index.b[4 * i] % N];
+    return r;
+  }
+  static Int shift_right_lanes(Int a, Int by) {
+    return map<uint32_t>(a, by, [](uint32_t x, uint32_t y) { return y < 32 ? x >> y : 0; });
+  }
+  static Int sub_sat_u16(Int a, Int b) {
+    return map<uint16_t>(a, b, [](int x, int y) { return x < y ? 0 : x - y; });
+  }
   static Int add_8(Int a, Int b) {
     return map<uint8_t>(a, b, [](int x, int y) { return x + y; });
   }
