@@ -45,11 +45,11 @@ def against_released(rows: list[dict], method: str, tokens: int) -> str:
 
 
 def released(method: str, tokens: int) -> str:
-    return against_released(run_of("2026-11-16T13:33")["public_api_against_0.7.2"], method, tokens)
+    return against_released(run_of("2026-11-16T16:03")["public_api_against_0.7.2"], method, tokens)
 
 
 def q4_k(tokens: int) -> str:
-    rows = run_of("2026-11-16T10:10")["llama_cpp"]
+    rows = run_of("2026-11-16T16:22")["llama_cpp"]
     (found,) = (row for row in rows if (row["shape"], row["format"], row["tokens"]) == ("dsv3", "q4_k", tokens))
     return times(found["speedup"])
 
