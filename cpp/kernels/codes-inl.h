@@ -547,6 +547,7 @@ KT_INLINE void decode_nibbles(const Format& layout, const uint8_t* rows, const u
       const F32 of_code = V::look_up_f32(values, V::shift_right_lanes(codes, shifts));
       return Format::kKind.mins == Mins::none ? V::mul(of_code, scale) : V::fma(of_code, scale, min);
     };
+    uint8_t* to = out + static_cast<size_t>(k) * (kLineBytes / 2);
     unrolled<4>([&](auto line) KT_INLINE_BODY {
       constexpr int Q = decltype(line)::kValue;
       const F32 codes = V::bits_to_f32(V::load(lines + Q * kLineBytes));
@@ -554,7 +555,7 @@ KT_INLINE void decode_nibbles(const Format& layout, const uint8_t* rows, const u
       unrolled<4>([&](auto index) KT_INLINE_BODY {
         constexpr int P = decltype(index)::kValue, H = P / 2;
         const auto shifts = V::load(kPairShifts.of[P]);
-        V::store(out + (k / 2 + 8 * H + 2 * Q + P % 2) * kLineBytes,
+        V::store(to + (8 * H + 2 * Q + P % 2) * kLineBytes,
                  V::narrow_bf16(value(low, shifts, scales[H][0], mins[H][0]),
                                 value(high, shifts, scales[H][1], mins[H][1])));
       });

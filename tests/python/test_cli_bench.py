@@ -3,8 +3,9 @@ import json
 import pytest
 
 from kt_kernel import _core
-from kt_kernel.bench import wheel
+from kt_kernel.bench import shapes, wheel
 from kt_kernel.bench.errors import BenchError
+from kt_kernel.cli import bench_options
 from kt_kernel.cli.main import main
 
 TINY = ["--shape", "4,2,64,64", "--tokens", "1,3", "--seconds", "0.02"]
@@ -55,6 +56,12 @@ def test_help_and_version(capsys):
     assert "peers" in capsys.readouterr().out
     assert kt("--version") == 0
     assert capsys.readouterr().out.startswith("kt-kernel ")
+
+
+@pytest.mark.parametrize("texts", [["dsv3", "8,2,64,32"], ["dsv3 8,2,64,32"]])
+def test_shapes_of_one_option_or_several(texts):
+    found = bench_options.shape_list(texts)
+    assert [shape.experts for shape in found] == [shapes.SHAPES["dsv3"].experts, 8]
 
 
 def test_kernels_as_json(capsys):

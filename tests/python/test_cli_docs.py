@@ -44,6 +44,8 @@ def options(found) -> list[list[object]]:
         else:
             names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
         given = parameter.default
+        if isinstance(given, list):
+            given = " ".join(given)
         plain = given is None or given is False or given in ((), [], "") or callable(given)
         rows.append([names, parameter.help or "", "" if plain else f"`{given}`"])
     return rows

@@ -11,11 +11,12 @@ from kt_kernel.cli.options import reject
 
 Seconds = Annotated[float, typer.Option("--seconds", min=0.01, max=600, help="Time spent on each point.")]
 ShapeNames = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--shape", help=t("{names}, all, or E,K,H,I; several separated by spaces.", names=", ".join(shapes.SHAPES))
     ),
 ]
+DEFAULT_SHAPE = ["dsv3"]
 Formats = Annotated[str, typer.Option("--formats", help=t("Out of {names}.", names=", ".join(shapes.FORMATS)))]
 Tokens = Annotated[str, typer.Option("--tokens", help="Token counts, 1 to 16384, separated by commas.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Write a roofline plot to this PNG.")]
@@ -27,11 +28,13 @@ Machine = Annotated[
 MAX_TOKENS = 16384
 
 
-def shape_list(text: str) -> list[shapes.Shape]:
-    if text == "all":
+def shape_list(texts: list[str]) -> list[shapes.Shape]:
+    """Of one ``--shape`` or several."""
+    names = " ".join(texts).split()
+    if names == ["all"]:
         return list(shapes.SHAPES.values())
     try:
-        found = [shapes.parse(part) for part in text.split()]
+        found = [shapes.parse(name) for name in names]
     except ValueError as error:
         reject("--shape", str(error))
     return found or reject("--shape", t("is empty; legal: {names}, all, or E,K,H,I", names=", ".join(shapes.SHAPES)))
