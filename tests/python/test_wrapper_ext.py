@@ -269,6 +269,7 @@ class TestPlacement:
     def test_a_count(self, cpu_infer):
         call = Call(9)
         assert moe.MOEConfig(5, 2, 72, 130, 3).num_gpu_experts == 3
+        assert moe.MOEConfig(5, 2, 72, 130, 0x10000).gpu_experts_mask == 0x10000  # the lowest address there is
         assert np.array_equal(run(cpu_infer, make(cpu_infer, 3), call), self.without(call, 0, 1, 2))
         assert np.array_equal(run(cpu_infer, make(cpu_infer, num_gpu_experts=2), call), self.without(call, 0, 1))
 

@@ -11,7 +11,9 @@ from kt_kernel.slices import write_task
 if TYPE_CHECKING:
     import numpy as np
 
-_LARGEST_COUNT = (1 << 31) - 1  # what is larger is an address
+# What is larger is an address: Linux maps nothing below 64 KB, and the heap of a Python that is not
+# position-independent may begin below 1 GB.
+_LARGEST_COUNT = (1 << 16) - 1
 
 
 @dataclass
