@@ -16,7 +16,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/codes-inl.h"
+#include "kernels/decode-inl.h"
 #include "kernels/kernel.h"
 #include "kernels/unroll.h"
 

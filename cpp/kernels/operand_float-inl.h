@@ -3,7 +3,7 @@
 
 #include "base/bf16.h"
 #include "formats/bf16.h"
-#include "kernels/codes-inl.h"
+#include "kernels/decode-inl.h"
 #include "kernels/elementwise-inl.h"
 #include "kernels/gemm-inl.h"
 
